@@ -1,0 +1,87 @@
+// Brings node_modules in line with package-lock.json. Runs before `npm start`, `npm test` and the other scripts, on the
+// caller's own Node (20 or later) and with nothing installed: plain JavaScript, built-in modules only.
+import { spawnSync } from 'node:child_process';
+import { existsSync, readFileSync, unlinkSync } from 'node:fs';
+import { dirname, join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+
+const root = join(dirname(fileURLToPath(import.meta.url)), '..');
+const node = join(root, 'node_modules', '.bin', process.platform === 'win32' ? 'node.cmd' : 'node');
+/** Oldest Node that runs the sources: it strips types without a flag and is in the range that undici asks for. */
+const OLDEST_NODE = [22, 19];
+
+function readPackages(file) {
+  try {
+    return JSON.parse(readFileSync(join(root, file), 'utf8')).packages;
+  } catch {
+    return undefined;
+  }
+}
+
+/** Compares contents, not file times: a clone, a copy or a branch switch gives both files arbitrary times. */
+function installedMatchesLock() {
+  const wanted = readPackages('package-lock.json');
+  const installed = readPackages('node_modules/.package-lock.json');
+  if (wanted === undefined || installed === undefined || !existsSync(node)) return false;
+  for (const [path, entry] of Object.entries(wanted)) {
+    if (path === '') continue;
+    const found = installed[path];
+    // Optional packages are those of other platforms.
+    if (found === undefined ? !entry.optional && !entry.devOptional : found.integrity !== entry.integrity) return false;
+  }
+  return Object.keys(installed).every((path) => path in wanted);
+}
+
+function npmCi() {
+  // --include: NODE_ENV=production must not leave out the Node that runs the sources.
+  // --ignore-scripts=false: the package `node` places its binary in an install script.
+  const args = ['ci', '--include=dev', '--ignore-scripts=false', '--loglevel=error', '--no-audit', '--no-fund'];
+  const env = { ...process.env };
+  delete env.npm_config_local_prefix;
+  const options = { cwd: root, env, encoding: 'utf8', stdio: ['ignore', 'pipe', 'pipe'] };
+  const npm = process.env.npm_execpath;
+  if (npm !== undefined && /npm-cli\.c?js$/.test(npm)) {
+    // The client's own Node, because process.execPath may be inside the folder that npm is about to empty.
+    return spawnSync(process.env.npm_node_execpath ?? process.execPath, [npm, ...args], options);
+  }
+  return spawnSync('npm', args, { ...options, shell: process.platform === 'win32' });
+}
+
+function systemNodeIsEnough() {
+  const [major = 0, minor = 0] = process.versions.node.split('.').map(Number);
+  return major > OLDEST_NODE[0] || (major === OLDEST_NODE[0] && minor >= OLDEST_NODE[1]);
+}
+
+/** The packed Node is built for glibc; where it does not start, a recent enough system Node takes its place on PATH. */
+function installedNodeRuns() {
+  if (existsSync(node) && spawnSync(node, ['--version'], { shell: process.platform === 'win32' }).status === 0)
+    return true;
+  if (!systemNodeIsEnough()) return false;
+  try {
+    unlinkSync(node);
+  } catch {
+    // Not there: nothing shadows the system's Node.
+  }
+  return true;
+}
+
+function main() {
+  if (installedMatchesLock()) return 0;
+  const started = Date.now();
+  const result = npmCi();
+  if (result.status !== 0) {
+    process.stderr.write(`${result.stdout ?? ''}${result.stderr ?? ''}`);
+    process.stderr.write(`baton setup: npm ci failed${result.error ? `: ${result.error.message}` : ''}\n`);
+    return 1;
+  }
+  if (!installedNodeRuns()) {
+    process.stderr.write(
+      `baton setup: the Node that npm installed does not start and ${process.version} is older than ${OLDEST_NODE.join('.')}: install a newer Node\n`,
+    );
+    return 1;
+  }
+  process.stderr.write(`baton setup: installed the dependencies in ${Math.round((Date.now() - started) / 1000)} s\n`);
+  return 0;
+}
+
+process.exitCode = main();

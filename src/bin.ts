@@ -1,0 +1,43 @@
+import process from 'node:process';
+import { runCli } from './cli/run.ts';
+import type { Config } from './config/schema.ts';
+import { readVersion } from './config/version.ts';
+import type { Logger } from './obs/log.ts';
+import type { Running } from './roles.ts';
+
+const SIGNALS = { SIGINT: 130, SIGTERM: 143 } as const;
+
+/** Resolves at the first signal; the second one ends the process at once, whatever is still running. */
+function stopRequested(): Promise<void> {
+  return new Promise((resolve) => {
+    let asked = false;
+    for (const [signal, code] of Object.entries(SIGNALS)) {
+      process.on(signal, () => {
+        if (asked) process.exit(code);
+        asked = true;
+        resolve();
+      });
+    }
+  });
+}
+
+// Loaded only when it is needed: help and check-config answer without opening the servers' libraries.
+async function start(config: Config, log: Logger): Promise<Running> {
+  const { startBaton } = await import('./roles.ts');
+  return startBaton(config, { log });
+}
+
+// A signal during the start counts as well.
+const stopping = stopRequested();
+
+process.exitCode = await runCli({
+  argv: process.argv.slice(2),
+  env: process.env,
+  version: readVersion(),
+  nodeVersion: process.version,
+  terminal: process.stderr.isTTY === true,
+  out: (text) => process.stdout.write(text),
+  err: (text) => process.stderr.write(text),
+  start,
+  stopRequested: () => stopping,
+});

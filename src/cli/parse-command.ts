@@ -1,0 +1,127 @@
+import { Command, CommanderError, Option } from 'commander';
+import { FLAGS, type FlagSpec, type RawFlags } from '../config/flags.ts';
+import type { RoleName } from '../config/schema.ts';
+import { tidyArguments } from './arguments.ts';
+
+/** What a command line asks for. */
+export type ParsedCommand =
+  | { readonly kind: 'serve'; readonly flags: RawFlags }
+  | { readonly kind: 'sim'; readonly options: Readonly<Record<string, unknown>> }
+  | { readonly kind: 'check-config'; readonly file: string }
+  /** Help or version, for standard output. */
+  | { readonly kind: 'print'; readonly text: string }
+  /** A mistake, as one sentence. */
+  | { readonly kind: 'usage'; readonly message: string };
+
+const ROLE_COMMANDS: readonly (readonly [RoleName, string])[] = [
+  ['facade', 'run only the OpenAI-compatible front door'],
+  ['router', 'run only the router'],
+  ['kvstore', 'run only the KV cache store'],
+  ['registry', 'run only the pool registry'],
+];
+
+const TOP_HELP = `
+Start with simulated engines, without a GPU:
+  baton serve --sim
+In front of two vLLM engines:
+  baton serve --prefill http://10.0.0.1:8100 --decode http://10.0.0.2:8200
+`;
+
+const SERVE_HELP = `
+Every flag is also a variable (BATON_RPC_PORT for --rpc-port) and most are keys of the file. Flags go before variables,
+variables before the file. OPENAI_API_KEY is the key for the engines. docs/configuration.md lists all keys.
+`;
+
+/** Parses the words after `baton`; `version` is what `--version` prints. */
+export function parseCommand(argv: readonly string[], version: string): ParsedCommand {
+  const tidy = tidyArguments(argv.length === 0 ? ['--help'] : argv);
+  if (tidy.kind === 'bad') return { kind: 'usage', message: tidy.message };
+  let printed = '';
+  let result: ParsedCommand | undefined;
+  const program = new Command('baton')
+    .description('Control plane for disaggregated LLM serving: one OpenAI-compatible port before prefill and decode engines.')
+    .exitOverride()
+    .configureOutput({
+      writeOut: (text) => {
+        printed += text;
+      },
+      writeErr: () => {},
+      getOutHelpWidth: () => 110,
+    })
+    .version(version, '-V, --version', 'print the version of baton and of Node')
+    .helpOption('-h, --help', 'print this help')
+    .helpCommand('help [command]', 'print help for a command')
+    .configureHelp({ optionTerm })
+    .addHelpText('after', TOP_HELP);
+  addServeCommand(program, (flags) => {
+    result = { kind: 'serve', flags };
+  });
+  program
+    .command('check-config')
+    .summary('check a configuration file')
+    .description('Checks a configuration file and prints each mistake with its line; the exit code is 2 if there is one.')
+    .argument('<file>', 'YAML file')
+    .action((file: string) => {
+      result = { kind: 'check-config', file };
+    });
+  try {
+    program.parse(tidy.args, { from: 'user' });
+  } catch (error) {
+    if (!(error instanceof CommanderError)) throw error;
+    if (error.exitCode === 0) return { kind: 'print', text: printed };
+    return { kind: 'usage', message: usageSentence(error, tidy.args) };
+  }
+  return result ?? { kind: 'print', text: printed };
+}
+
+function addServeCommand(program: Command, run: (flags: RawFlags) => void): void {
+  const serve = program
+    .command('serve')
+    .summary('run baton')
+    .description('Runs baton: the front door, the router, the KV cache store and the pool registry.')
+    .addHelpText('after', SERVE_HELP);
+  for (const flag of FLAGS) serve.addOption(optionOf(flag));
+  serve.action((values: Readonly<Record<string, unknown>>) => run(readFlags(values)));
+  for (const [role, about] of ROLE_COMMANDS) {
+    const command = program
+      .command(role)
+      .summary(about)
+      .description(`The same as baton serve --roles ${role}; its other flags are listed by baton serve --help.`);
+    for (const flag of FLAGS) if (flag.name !== 'roles') command.addOption(optionOf(flag).hideHelp());
+    command.action((values: Readonly<Record<string, unknown>>) => run({ ...readFlags(values), roles: role }));
+  }
+}
+
+function optionOf(flag: FlagSpec): Option {
+  const list = flag.kind === 'list-add' || flag.kind === 'list-replace';
+  const value = flag.kind === 'switch' ? '' : ` <${flag.value ?? 'value'}${list ? '...' : ''}>`;
+  const alias = flag.alias === undefined ? '' : `--${flag.alias}, `;
+  return new Option(`${alias}--${flag.name}${value}`, flag.about).helpGroup(flag.group);
+}
+
+// Two spellings of one flag take one short line: --prefiller-host(s) <host...>.
+function optionTerm(option: Option): string {
+  const [first, second] = option.flags.split(', ');
+  return first !== undefined && second?.startsWith(`${first.slice(0, -1)} `) ? second.replace(' ', '(s) ') : option.flags;
+}
+
+// Commander hands out camelCase names, true for a switch and a list for a variadic option.
+function readFlags(values: Readonly<Record<string, unknown>>): RawFlags {
+  const flags: Record<string, string | readonly string[]> = {};
+  for (const { name } of FLAGS) {
+    const value = values[name.replaceAll(/-(.)/g, (_, letter: string) => letter.toUpperCase())];
+    if (value === undefined) continue;
+    flags[name] = Array.isArray(value) ? value.map(String) : String(value);
+  }
+  return flags;
+}
+
+function usageSentence(error: CommanderError, args: readonly string[]): string {
+  const [first = ''] = args;
+  if (error.code === 'commander.unknownOption' && FLAGS.some((flag) => first.split('=', 1)[0] === `--${flag.name}`)) {
+    return `${first} needs a command before it: baton serve ${first} ...`;
+  }
+  if (error.code === 'commander.excessArguments') return `unexpected argument ${error.message.replace(/^.*: /s, '')}`;
+  if (error.code === 'commander.help') return `unknown command '${args[1] ?? ''}'`;
+  return error.message.replace(/^error: /, '').replaceAll(/\s*\n\s*/g, ' ').replace(/\.$/, '');
+}

@@ -1,0 +1,94 @@
+import { CONNECTORS } from '../connectors/index.ts';
+import type { RawFlags } from '../config/flags.ts';
+import { loadConfigFile, readText } from '../config/load.ts';
+import { loadConfig } from '../config/load-config.ts';
+import { formatProblem, type Problem } from '../config/problem.ts';
+import type { Config } from '../config/schema.ts';
+import { createLogger, errorFields, type Logger } from '../obs/log.ts';
+import { POLICIES } from '../policies/index.ts';
+import type { Running } from '../roles.ts';
+import { parseCommand } from './parse-command.ts';
+import { simHint } from './sim-hint.ts';
+
+/** The process around the command line. */
+export interface CliHost {
+  /** The words after `baton`. */
+  readonly argv: readonly string[];
+  readonly env: Readonly<Record<string, string | undefined>>;
+  readonly version: string;
+  readonly nodeVersion: string;
+  /** True when standard error is a terminal. */
+  readonly terminal: boolean;
+  out(text: string): void;
+  err(text: string): void;
+  /** Starts baton; rejects when it cannot, with a message that names the flag. */
+  start(config: Config, log: Logger): Promise<Running>;
+  /** Resolves at the first request to stop. */
+  stopRequested(): Promise<void>;
+}
+
+const OK = 0;
+const FAILED = 1;
+const USAGE = 2;
+
+const KNOWN = { policies: Object.keys(POLICIES), connectors: Object.keys(CONNECTORS) };
+
+/** Runs one command line to its end; resolves with the exit code: 0, 1 for a failed start, 2 for a mistake in the settings. */
+export async function runCli(host: CliHost): Promise<number> {
+  const command = parseCommand(host.argv, `baton ${host.version} (node ${host.nodeVersion})`);
+  switch (command.kind) {
+    case 'print':
+      host.out(command.text);
+      return OK;
+    case 'usage':
+      host.err(`baton: ${command.message}\n`);
+      return USAGE;
+    case 'check-config':
+      return checkConfig(host, command.file);
+    case 'serve':
+      return serve(host, command.flags);
+    case 'sim':
+      return USAGE;
+  }
+}
+
+function checkConfig(host: CliHost, file: string): number {
+  const text = readText(file);
+  if (text.kind === 'bad') {
+    host.err(`baton: ${text.message}\n`);
+    return USAGE;
+  }
+  // Only the file counts: the answer must not depend on the shell in which it is asked.
+  const loaded = loadConfig({ flags: {}, env: {}, fileText: text.text, fileName: file, known: KNOWN, terminal: false });
+  if (loaded.kind === 'error') return refuse(host, loaded.problems);
+  for (const warning of loaded.warnings) host.err(`warning: ${formatProblem(warning)}\n`);
+  const count = (role: string): number => loaded.config.instances.filter((instance) => instance.role === role).length;
+  host.out(`${file}: ok (${count('prefill')} prefill, ${count('decode')} decode, ${count('both')} both)\n`);
+  return OK;
+}
+
+function refuse(host: CliHost, problems: readonly Problem[]): number {
+  for (const problem of problems) host.err(`${formatProblem(problem)}\n`);
+  return USAGE;
+}
+
+async function serve(host: CliHost, flags: RawFlags): Promise<number> {
+  const loaded = loadConfigFile({ flags, env: host.env, known: KNOWN, terminal: host.terminal });
+  if (loaded.kind === 'error') return refuse(host, loaded.problems);
+  const { config, warnings } = loaded;
+  const log = createLogger({ ...config.log, color: host.terminal, destination: { write: (line) => host.err(line) } });
+  for (const warning of warnings) log.warn(formatProblem(warning));
+  let running: Running;
+  try {
+    running = await host.start(config, log);
+  } catch (error) {
+    log.debug(errorFields(error), 'start failed');
+    host.err(`baton: ${error instanceof Error ? error.message : String(error)}\n`);
+    return FAILED;
+  }
+  const { facade } = running.addresses;
+  if (config.sim !== undefined && facade !== undefined && facade !== 'off') host.out(simHint(facade));
+  await host.stopRequested();
+  await running.stop();
+  return OK;
+}

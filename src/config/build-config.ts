@@ -1,0 +1,289 @@
+import type { EngineChoice } from './engines.ts';
+import { isLoopback } from './instance-url.ts';
+import type { Problem } from './problem.ts';
+import { type Config, type FileConfig, type FileInstance, type FilePool, type InstanceConfig, ROLE_NAMES, type RoleName } from './schema.ts';
+import { type ListenPort, parseHeaderName, parseSecret, unknownName } from './values.ts';
+
+/** The names that this build of baton implements. */
+export interface Known {
+  readonly policies: readonly string[];
+  readonly connectors: readonly string[];
+}
+
+/** What a checked file becomes settings with. */
+export interface BuildInput {
+  readonly file: FileConfig;
+  /** How many of `file.instances` were written in the file; the others come from `engines`. */
+  readonly fileInstances: number;
+  readonly engines: EngineChoice;
+  readonly env: Readonly<Record<string, string | undefined>>;
+  readonly known: Known;
+  readonly terminal: boolean;
+  locate(path: readonly PropertyKey[]): string;
+}
+
+/** The settings with the mistakes that only show when several keys are seen together. */
+export interface Built {
+  readonly config: Config;
+  readonly problems: readonly Problem[];
+  readonly warnings: readonly Problem[];
+}
+
+interface Sink {
+  readonly problems: Problem[];
+  readonly warnings: Problem[];
+}
+
+/** Turns checked keys into settings: names resolved, pools applied to instances, contradictions reported. */
+export function buildConfig(input: BuildInput): Built {
+  const sink: Sink = { problems: [], warnings: [] };
+  const { file, engines, locate } = input;
+  const openaiApiKey = readSecret(input.env, 'OPENAI_API_KEY', sink);
+  const kvConnector = resolveName(file.kv_connector, input.known.connectors, connectorKey, locate(['kv_connector']), sink);
+  const config: Config = {
+    roles: file.roles,
+    ...(file.router_url === undefined ? {} : { routerUrl: file.router_url.url }),
+    ...(file.kvstore_url === undefined ? {} : { kvstoreUrl: file.kvstore_url.url }),
+    ...(file.registry_url === undefined ? {} : { registryUrl: file.registry_url.url }),
+    facade: {
+      host: file.facade.host,
+      port: file.facade.port,
+      bodyLimitBytes: file.facade.body_limit,
+      clientKvTransferParams: file.facade.client_kv_transfer_params,
+      holdBytes: file.facade.hold,
+      streamBufferBytes: file.facade.stream_buffer,
+      metrics: file.facade.metrics,
+    },
+    rpc: file.rpc,
+    admin: file.admin,
+    kvConnector,
+    policy: {
+      prefill: resolveName(file.policy.prefill, input.known.policies, wordKey, locate(['policy', 'prefill']), sink),
+      decode: resolveName(file.policy.decode, input.known.policies, wordKey, locate(['policy', 'decode']), sink),
+    },
+    instances: engines.sim === undefined ? buildInstances(input, kvConnector, sink) : [],
+    engineAuth: file.engine_auth,
+    ...(openaiApiKey === undefined ? {} : { openaiApiKey }),
+    kv: { remoteHost: file.kv.remote_host, leaseMarginMs: file.kv.lease_margin },
+    reuse: file.reuse,
+    disagg: { minUncachedTokens: file.disagg.min_uncached_tokens },
+    identity: readIdentity(input, sink),
+    timeouts: {
+      connectMs: file.timeouts.connect,
+      storeMs: file.timeouts.store,
+      tokenizeMs: file.timeouts.tokenize,
+      prefillWarmMs: file.timeouts.prefill_warm,
+      prefillWarmPerTokenMs: file.timeouts.prefill_warm_per_token,
+      prefillColdMs: file.timeouts.prefill_cold,
+      firstContentMs: file.timeouts.first_content,
+      wholeReplyMs: file.timeouts.whole_reply,
+      idleMs: file.timeouts.idle,
+      clientStallMs: file.timeouts.client_stall,
+      queueMs: file.timeouts.queue,
+      drainMs: file.timeouts.drain,
+      keepAliveMs: file.timeouts.keep_alive,
+    },
+    queue: file.queue,
+    retry: { budgetPercent: file.retry.budget_percent },
+    health: { intervalMs: file.health.interval, timeoutMs: file.health.timeout, failures: file.health.failures },
+    log: { level: file.log.level, format: file.log.format ?? (input.terminal ? 'pretty' : 'json') },
+    lmcache: {
+      decoderInitPorts: file.lmcache.decoder_init_ports,
+      decoderAllocPorts: file.lmcache.decoder_alloc_ports,
+      decoderPortsCountUp: engines.decoderPortsCountUp,
+      proxyHost: file.lmcache.proxy_host,
+      proxyPort: file.lmcache.proxy_port,
+    },
+    ...(engines.sim === undefined ? {} : { sim: engines.sim }),
+  };
+  checkRoles(config, input, sink);
+  checkListeners(config, input, sink);
+  checkReuse(config, input, sink);
+  checkEngines(config, input, sink);
+  return { config, ...sink };
+}
+
+// vLLM writes NixlConnector, LMCacheConnectorV1; people write nixl-push and nixl_push.
+function connectorKey(name: string): string {
+  return wordKey(name.replace(/connector(v\d+)?$/i, ''));
+}
+
+function wordKey(name: string): string {
+  return name.toLowerCase().replaceAll(/[-_]/g, '');
+}
+
+function resolveName(name: string, known: readonly string[], key: (name: string) => string, where: string, sink: Sink): string {
+  const match = known.find((candidate) => wordKey(candidate) === key(name));
+  if (match === undefined) sink.problems.push({ where, message: unknownName(name, known) });
+  return match ?? name;
+}
+
+function readSecret(env: BuildInput['env'], name: string, sink: Sink): string | undefined {
+  const raw = env[name]?.trim();
+  if (raw === undefined || raw === '') return undefined;
+  const parsed = parseSecret(raw);
+  if (parsed.kind === 'bad') sink.problems.push({ where: name, message: parsed.message });
+  return parsed.kind === 'ok' ? parsed.value : undefined;
+}
+
+// The LMCache example: CLIENT_BOUND=true binds by the header that CLIENT_BOUND_KEY names, session-id by default.
+function readIdentity(input: BuildInput, sink: Sink): Config['identity'] {
+  const { identity } = input.file;
+  if (input.env['CLIENT_BOUND']?.trim().toLowerCase() !== 'true') return { headers: identity.headers, clientBound: identity.client_bound };
+  const key = input.env['CLIENT_BOUND_KEY']?.trim();
+  const header = parseHeaderName(key === undefined || key === '' ? 'session-id' : key);
+  if (header.kind === 'bad') sink.problems.push({ where: 'CLIENT_BOUND_KEY', message: header.message });
+  return { headers: header.kind === 'ok' ? [header.value] : identity.headers, clientBound: true };
+}
+
+function buildInstances(input: BuildInput, kvConnector: string, sink: Sink): readonly InstanceConfig[] {
+  const { file, engines, locate } = input;
+  const seen = new Map<string, string>();
+  const instances: InstanceConfig[] = [];
+  for (const [i, item] of (file.instances ?? []).entries()) {
+    if (i < input.fileInstances && item.role !== 'both' && engines.replaces.includes(item.role)) continue;
+    const where = locate(['instances', i]);
+    const pool = file.pools[item.role];
+    const instance = buildInstance(item, pool, kvConnector);
+    for (const [mark, message] of [
+      [instance.url, `${instance.url} is named twice, here and at`],
+      [`id ${instance.id}`, `the instance id "${instance.id}" is used twice, here and at`],
+    ] as const) {
+      const first = seen.get(mark);
+      if (first === undefined) {
+        seen.set(mark, where);
+        continue;
+      }
+      const hint = mark === instance.url ? 'one server that does both has role both' : 'give one of them another name';
+      sink.problems.push({ where, message: `${message} ${first}; ${hint}` });
+      break;
+    }
+    if (instance.url.endsWith('/v1')) {
+      sink.warnings.push({ where, message: `${instance.url} ends in /v1, which baton adds itself; requests go to ${instance.url}/v1/...` });
+    }
+    const connectorAt = item.connector === undefined ? locate(['pools', item.role, 'connector']) : locate(['instances', i, 'connector']);
+    const connector =
+      instance.connector === kvConnector ? kvConnector : resolveName(instance.connector, input.known.connectors, connectorKey, connectorAt, sink);
+    instances.push({ ...instance, connector });
+  }
+  return instances;
+}
+
+function buildInstance(item: FileInstance, pool: FilePool, kvConnector: string): InstanceConfig {
+  const apiKey = item.api_key ?? pool.api_key;
+  return {
+    id: item.name ?? item.url.id,
+    url: item.url.url,
+    role: item.role,
+    connector: item.connector ?? pool.connector ?? kvConnector,
+    headers: { ...pool.headers, ...item.headers },
+    ...(apiKey === undefined ? {} : { apiKey }),
+    labels: { ...pool.labels, ...item.labels },
+    kvLeaseMs: item.kv_lease ?? pool.kv_lease ?? 30_000,
+    decoderTtlMs: item.decoder_ttl ?? pool.decoder_ttl ?? 480_000,
+    bidirectional: item.bidirectional ?? pool.bidirectional ?? 'auto',
+    loadFailurePolicy: item.load_failure_policy ?? pool.load_failure_policy ?? 'fail',
+  };
+}
+
+interface Peer {
+  readonly role: RoleName;
+  readonly key: string;
+  readonly flag: string;
+  readonly url: string | undefined;
+  readonly neededBy: RoleName;
+}
+
+function checkRoles(config: Config, input: BuildInput, sink: Sink): void {
+  const peers: readonly Peer[] = [
+    { role: 'router', key: 'router_url', flag: '--router-url', url: config.routerUrl, neededBy: 'facade' },
+    { role: 'kvstore', key: 'kvstore_url', flag: '--kvstore-url', url: config.kvstoreUrl, neededBy: 'router' },
+    { role: 'registry', key: 'registry_url', flag: '--registry-url', url: config.registryUrl, neededBy: 'router' },
+  ];
+  for (const { role, key, flag, url, neededBy } of peers) {
+    const here = config.roles.includes(role);
+    if (here && url !== undefined) {
+      sink.problems.push({ where: input.locate([key]), message: `is for a ${role} in another process, but roles (--roles) lists ${role} as well` });
+    }
+    if (!here && url === undefined && config.roles.includes(neededBy)) {
+      sink.problems.push({ where: flag, message: `is needed, because ${neededBy} runs here and ${role} does not (--roles)` });
+    }
+  }
+  const served = ROLE_NAMES.filter((role) => role !== 'facade' && config.roles.includes(role));
+  if (!config.roles.includes('facade') && config.rpc.port === 'off' && served.length > 0) {
+    sink.problems.push({ where: input.locate(['rpc', 'port']), message: `without the RPC port nothing reaches ${served.join(', ')}` });
+  }
+}
+
+interface Listener {
+  readonly name: 'facade' | 'rpc' | 'admin';
+  readonly host: string;
+  readonly port: ListenPort;
+}
+
+function checkListeners(config: Config, input: BuildInput, sink: Sink): void {
+  const { rpc, admin, facade } = config;
+  for (const [name, listener] of [
+    ['rpc', rpc],
+    ['admin', admin],
+  ] as const) {
+    if (listener.port === 'off' || listener.insecure || isLoopback(listener.host)) continue;
+    sink.problems.push({
+      where: input.locate([name, 'host']),
+      message: `other machines reach ${listener.host}, and the ${name} port has no authentication; use 127.0.0.1, or allow it with --insecure-${name}`,
+    });
+  }
+  const open: readonly Listener[] = [
+    ...(config.roles.includes('facade') ? [{ name: 'facade' as const, host: facade.host, port: facade.port }] : []),
+    { name: 'rpc', host: rpc.host, port: rpc.port },
+    { name: 'admin', host: admin.host, port: admin.port },
+  ];
+  for (const [i, second] of open.entries()) {
+    const first = open.slice(0, i).find((other) => other.port === second.port && typeof other.port === 'number' && other.port > 0 && overlap(other.host, second.host));
+    if (first !== undefined) {
+      sink.problems.push({ where: input.locate([second.name, 'port']), message: `port ${second.port} is the ${first.name} port as well; give them different ports` });
+    }
+  }
+}
+
+function overlap(a: string, b: string): boolean {
+  return a === b || [a, b].some((host) => host === '0.0.0.0' || host === '::') || (isLoopback(a) && isLoopback(b) && [a, b].includes('localhost'));
+}
+
+function checkReuse(config: Config, input: BuildInput, sink: Sink): void {
+  const { guard, unsafe } = config.reuse;
+  if (guard === 'exact') return;
+  const where = input.locate(['reuse', 'guard']);
+  if (!unsafe) {
+    sink.problems.push({ where, message: `"${guard}" can give wrong answers; it needs --unsafe-reuse (reuse.unsafe: true)` });
+  } else {
+    sink.warnings.push({ where, message: `"${guard}" is unsafe: KV may be reused for a prompt with other tokens` });
+  }
+}
+
+function checkEngines(config: Config, input: BuildInput, sink: Sink): void {
+  const { instances, roles, sim } = config;
+  const registry = roles.includes('registry');
+  if (sim !== undefined && !registry) {
+    sink.problems.push({ where: input.locate(['roles']), message: 'simulated engines (--sim) need the registry in this process' });
+  }
+  const given = input.engines.engines.find((engine) => engine.where.startsWith('--'));
+  if (!registry && given !== undefined) {
+    sink.warnings.push({ where: given.where, message: 'has no effect, because the registry does not run here (--roles)' });
+  }
+  if (registry && sim === undefined) {
+    for (const role of ['prefill', 'decode'] as const) {
+      if (instances.some((instance) => instance.role === role || instance.role === 'both')) continue;
+      sink.warnings.push({ where: '', message: `no ${role} engine is configured (--${role} URL); requests wait until one registers` });
+    }
+  }
+  if (config.kvConnector !== 'lmcache') {
+    for (const key of ['decoder_init_ports', 'decoder_alloc_ports', 'proxy_host', 'proxy_port']) {
+      const where = input.locate(['lmcache', key]);
+      if (/^(--|BATON_)/.test(where)) sink.warnings.push({ where, message: `has no effect with the ${config.kvConnector} connector` });
+    }
+  }
+  if (config.engineAuth === 'replace' && config.openaiApiKey === undefined && !instances.some((instance) => instance.apiKey !== undefined)) {
+    sink.problems.push({ where: input.locate(['engine_auth']), message: '"replace" needs a key: set OPENAI_API_KEY or an api_key' });
+  }
+}

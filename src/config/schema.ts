@@ -1,0 +1,365 @@
+import { z } from 'zod';
+import { parseServerUrl } from './instance-url.ts';
+import {
+  bad,
+  choiceParser,
+  countParser,
+  type ListenPort,
+  listParser,
+  ok,
+  parseBoolean,
+  parseDuration,
+  parseHeaderName,
+  parseHeaders,
+  parseLabels,
+  parseListenHost,
+  parseListenPort,
+  parsePort,
+  parseSecret,
+  parseSize,
+  show,
+  type ValueParser,
+} from './values.ts';
+
+/** A service that `baton serve` can run. */
+export type RoleName = 'facade' | 'router' | 'kvstore' | 'registry';
+/** What an engine does: prefill only, decode only, or whole requests. */
+export type InstanceRole = 'prefill' | 'decode' | 'both';
+/** How the client's `Authorization` header is treated on the way to an engine. */
+export type EngineAuth = 'auto' | 'replace' | 'forward' | 'strip';
+/** How it is proven that stored KV belongs to a new prompt. */
+export type ReuseGuard = 'exact' | 'history' | 'off';
+/** Lowest level of log lines that are written. */
+export type LogLevel = 'trace' | 'debug' | 'info' | 'warn' | 'error' | 'fatal' | 'silent';
+
+/** One listener. */
+export interface ListenConfig {
+  readonly host: string;
+  readonly port: ListenPort;
+  /** True lets it listen without authentication on an address that other machines reach. */
+  readonly insecure: boolean;
+}
+
+/** One engine server that the registry starts with. */
+export interface InstanceConfig {
+  /** `host:port[/prefix]` of the URL, or the name given in the file; unique. */
+  readonly id: string;
+  /** Normalised base URL without a trailing slash; `/v1/...` is appended to it. */
+  readonly url: string;
+  readonly role: InstanceRole;
+  /** Connector name; `kvConnector` unless the file says otherwise. */
+  readonly connector: string;
+  readonly headers: Readonly<Record<string, string>>;
+  readonly apiKey?: string;
+  readonly labels: Readonly<Record<string, string>>;
+  /** How long P keeps a handle's blocks after its reply. */
+  readonly kvLeaseMs: number;
+  /** How long D keeps a handle's blocks. */
+  readonly decoderTtlMs: number;
+  readonly bidirectional: 'auto' | 'on' | 'off';
+  readonly loadFailurePolicy: 'fail' | 'recompute';
+}
+
+/** Everything that can be set; durations in milliseconds (0 = off), sizes in bytes. */
+export interface Config {
+  readonly roles: readonly RoleName[];
+  /** Base URL of a router in another process; set exactly when a role that runs here needs it. */
+  readonly routerUrl?: string;
+  readonly kvstoreUrl?: string;
+  readonly registryUrl?: string;
+  readonly facade: {
+    readonly host: string;
+    readonly port: ListenPort;
+    readonly bodyLimitBytes: number;
+    readonly clientKvTransferParams: 'refuse' | 'drop';
+    readonly holdBytes: number;
+    readonly streamBufferBytes: number;
+    readonly metrics: boolean;
+  };
+  readonly rpc: ListenConfig;
+  readonly admin: ListenConfig;
+  readonly kvConnector: string;
+  readonly policy: { readonly prefill: string; readonly decode: string };
+  readonly instances: readonly InstanceConfig[];
+  readonly engineAuth: EngineAuth;
+  /** From OPENAI_API_KEY; never logged. */
+  readonly openaiApiKey?: string;
+  readonly kv: { readonly remoteHost: 'keep' | 'instance' | 'auto'; readonly leaseMarginMs: number };
+  readonly reuse: { readonly guard: ReuseGuard; readonly unsafe: boolean; readonly autolink: boolean };
+  readonly disagg: { readonly minUncachedTokens: number };
+  readonly identity: { readonly headers: readonly string[]; readonly clientBound: boolean };
+  readonly timeouts: TimeoutsConfig;
+  readonly queue: { readonly max: number };
+  readonly retry: { readonly budgetPercent: number };
+  readonly health: { readonly intervalMs: number; readonly timeoutMs: number; readonly failures: number };
+  readonly log: { readonly level: LogLevel; readonly format: 'json' | 'pretty' };
+  readonly lmcache: LmcacheConfig;
+  /** Present when simulated engines are to be started; `instances` is then empty. */
+  readonly sim?: SimConfig;
+}
+
+/** Time limits in milliseconds; 0 turns one off. */
+export interface TimeoutsConfig {
+  readonly connectMs: number;
+  readonly storeMs: number;
+  readonly tokenizeMs: number;
+  readonly prefillWarmMs: number;
+  readonly prefillWarmPerTokenMs: number;
+  readonly prefillColdMs: number;
+  readonly firstContentMs: number;
+  readonly wholeReplyMs: number;
+  readonly idleMs: number;
+  readonly clientStallMs: number;
+  readonly queueMs: number;
+  readonly drainMs: number;
+  readonly keepAliveMs: number;
+}
+
+/** Ports of the LMCache xPyD example: the decoders' handshake and allocation ports, and the notice socket. */
+export interface LmcacheConfig {
+  readonly decoderInitPorts: readonly number[];
+  readonly decoderAllocPorts: readonly number[];
+  /** True when decoder i takes every port of the two lists plus i (one host, one port, several decoders). */
+  readonly decoderPortsCountUp: boolean;
+  readonly proxyHost: string;
+  readonly proxyPort: number;
+}
+
+/** How many simulated engines of each kind run in the process. */
+export interface SimConfig {
+  readonly prefill: number;
+  readonly decode: number;
+}
+
+/** Every service, in the order in which they start. */
+export const ROLE_NAMES = ['kvstore', 'registry', 'router', 'facade'] as const satisfies readonly RoleName[];
+
+/** What the documentation says about one key. */
+export interface FieldDoc {
+  readonly about: string;
+  /** The default as it would be written in the file. */
+  readonly fallback: string;
+}
+
+function reader<T>(parse: ValueParser<T>) {
+  return z.unknown().transform((raw, ctx): T => {
+    const parsed = parse(raw);
+    if (parsed.kind === 'ok') return parsed.value;
+    ctx.issues.push({ code: 'custom', message: parsed.message, input: raw });
+    return z.NEVER;
+  });
+}
+
+/** A key with a default, which is written as in the file and read by the same parser. */
+function field<T>(parse: ValueParser<T>, fallback: unknown, about: string) {
+  const doc: FieldDoc = { about, fallback: typeof fallback === 'string' ? fallback : JSON.stringify(fallback) };
+  return reader(parse)
+    .prefault(fallback)
+    .meta({ ...doc });
+}
+
+/** A key that may be absent; `fallback` says in words what holds then. */
+function optional<T>(parse: ValueParser<T>, fallback: string, about: string) {
+  const doc: FieldDoc = { about, fallback };
+  return reader(parse)
+    .optional()
+    .meta({ ...doc });
+}
+
+// A section whose keys are all commented out reads as null in YAML.
+function section<T extends z.core.$ZodLooseShape>(shape: T) {
+  return z.preprocess((raw) => raw ?? {}, z.strictObject(shape));
+}
+
+const parseText: ValueParser<string> = (raw) =>
+  typeof raw === 'string' && raw.trim() !== '' ? ok(raw.trim()) : bad(`expected a text, got ${show(raw)}`);
+
+const parseInstanceName: ValueParser<string> = (raw) =>
+  typeof raw === 'string' && /^[A-Za-z0-9[][A-Za-z0-9._:/[\]-]{0,127}$/.test(raw)
+    ? ok(raw)
+    : bad(`expected a name of at most 128 letters, digits and ._:/-, got ${show(raw)}`);
+
+const parseRoles: ValueParser<readonly RoleName[]> = (raw) => {
+  const roles = listParser(choiceParser(ROLE_NAMES))(raw);
+  if (roles.kind === 'bad') return roles;
+  if (roles.value.length === 0) return bad(`expected at least one of ${ROLE_NAMES.join(', ')}`);
+  return ok(ROLE_NAMES.filter((role) => roles.value.includes(role)));
+};
+
+const parseHeaderNames: ValueParser<readonly string[]> = listParser(parseHeaderName);
+
+const parsePorts: ValueParser<readonly number[]> = (raw) => {
+  const ports = listParser(parsePort)(raw);
+  return ports.kind === 'ok' && ports.value.length === 0 ? bad('expected at least one port') : ports;
+};
+
+const listen = (host: string, port: ListenPort, what: string) => ({
+  host: field(parseListenHost, host, `Address ${what} listens on.`),
+  port: field(parseListenPort, port, `Port ${what} listens on; 0 takes any free port, \`off\` opens no listener.`),
+});
+
+const insecure = (what: string) =>
+  field(parseBoolean, false, `Allows ${what}, which has no authentication, on an address that other machines reach.`);
+
+const engineKeys = {
+  connector: optional(parseText, '`kv_connector`', 'Connector of these engines.'),
+  headers: optional(parseHeaders, 'none', 'Headers added to every request to these engines.'),
+  api_key: optional(parseSecret, '`OPENAI_API_KEY`', 'Key sent to these engines as `Authorization: Bearer KEY`.'),
+  labels: optional(parseLabels, 'none', 'Labels shown in listings.'),
+  kv_lease: optional(parseDuration, '30s', 'How long a prefill engine keeps the blocks of a handle after its reply.'),
+  decoder_ttl: optional(parseDuration, '480s', 'How long a decode engine keeps the blocks of a handle.'),
+  bidirectional: optional(
+    choiceParser(['auto', 'on', 'off']),
+    'auto',
+    'Whether a prefill engine may read from a decode engine; `auto` finds out.',
+  ),
+  load_failure_policy: optional(
+    choiceParser(['fail', 'recompute']),
+    'fail',
+    'What these engines do when KV cannot be loaded (their `kv_load_failure_policy`).',
+  ),
+};
+
+const instance = z.strictObject({
+  url: reader(parseServerUrl).meta({ about: 'Base URL, `http(s)://host[:port][/prefix]`.', fallback: 'required' }),
+  role: reader(choiceParser(['prefill', 'decode', 'both'])).meta({ about: '`prefill`, `decode` or `both`.', fallback: 'required' }),
+  name: optional(parseInstanceName, '`host:port[/prefix]`', 'Instance id in logs, metrics and listings.'),
+  ...engineKeys,
+});
+
+const policyPair = z.strictObject({
+  prefill: field(parseText, 'round_robin', 'How a prefill instance is chosen.'),
+  decode: field(parseText, 'round_robin', 'How a decode instance is chosen.'),
+});
+
+const MAX_COUNT = 1_000_000_000;
+
+/** The whole of `baton.yaml`; flags and variables are laid over it before it is checked. */
+export const fileSchema = z.strictObject({
+  roles: field(parseRoles, ROLE_NAMES, 'Services that run in this process.'),
+  router_url: optional(parseServerUrl, 'none', 'Base URL of the RPC port of a router in another process.'),
+  kvstore_url: optional(parseServerUrl, 'none', 'Base URL of the RPC port of a KV cache store in another process.'),
+  registry_url: optional(parseServerUrl, 'none', 'Base URL of the RPC port of a pool registry in another process.'),
+  facade: section({
+    ...listen('0.0.0.0', 8000, 'the OpenAI-compatible front door'),
+    body_limit: field(parseSize, '64MiB', 'Largest request body; a larger one is answered with 413.'),
+    client_kv_transfer_params: field(
+      choiceParser(['refuse', 'drop']),
+      'refuse',
+      'What happens to `kv_transfer_params` sent by a client: 400, or dropped.',
+    ),
+    hold: field(parseSize, '64KiB', 'How much of a reply is held back until its first content.'),
+    stream_buffer: field(parseSize, '256KiB', 'How much of a stream waits for a slow client before reading from the engine stops.'),
+    metrics: field(parseBoolean, false, 'Also serves `/metrics` on the front door.'),
+  }),
+  rpc: section({ ...listen('127.0.0.1', 50051, 'the RPC port'), insecure: insecure('the RPC port') }),
+  admin: section({ ...listen('127.0.0.1', 29000, 'the admin port'), insecure: insecure('the admin port') }),
+  kv_connector: field(parseText, 'nixl', 'KV connector of the engines, in baton\'s or in vLLM\'s spelling.'),
+  policy: z.preprocess((raw) => (typeof raw === 'string' ? { prefill: raw, decode: raw } : (raw ?? {})), policyPair),
+  instances: z.preprocess((raw) => raw ?? undefined, z.array(instance).optional()),
+  pools: section({ prefill: section(engineKeys), decode: section(engineKeys), both: section(engineKeys) }),
+  engine_auth: field(
+    choiceParser(['auto', 'replace', 'forward', 'strip']),
+    'auto',
+    'The client\'s `Authorization` toward engines; `auto` is `replace` when a key for the engine is set, else `forward`.',
+  ),
+  kv: section({
+    remote_host: field(
+      choiceParser(['keep', 'instance', 'auto']),
+      'auto',
+      '`remote_host` of a handle: `keep` it, replace it by the `instance` host, or (`auto`) replace only a loopback name.',
+    ),
+    lease_margin: field(parseDuration, '10s', 'A handle is not used in the last part of its lease.'),
+  }),
+  reuse: section({
+    guard: field(choiceParser(['exact', 'history', 'off']), 'exact', 'Proof that stored KV fits the new prompt; only `exact` is safe.'),
+    unsafe: field(parseBoolean, false, 'Allows `reuse.guard` to be `history` or `off`.'),
+    autolink: field(parseBoolean, true, 'Finds a conversation by its history when the client names none.'),
+  }),
+  disagg: section({
+    min_uncached_tokens: field(countParser(0, MAX_COUNT), 0, 'Shorter prompts stay on the decode engine; 0 always uses both.'),
+  }),
+  identity: section({
+    headers: field(parseHeaderNames, ['x-session-id', 'session-id'], 'Headers that name the conversation, first match wins.'),
+    client_bound: field(parseBoolean, false, 'Binds a conversation to the same instances.'),
+  }),
+  timeouts: section({
+    connect: field(parseDuration, '3s', 'Connecting to an engine.'),
+    store: field(parseDuration, '20ms', 'An answer of the KV cache store.'),
+    tokenize: field(parseDuration, '500ms', 'An answer of an engine\'s `/tokenize`.'),
+    prefill_warm: field(parseDuration, '60s', 'A prefill that starts from stored KV.'),
+    prefill_warm_per_token: field(parseDuration, '10ms', 'Added to `prefill_warm` for every token that is not stored.'),
+    prefill_cold: field(parseDuration, '1800s', 'A prefill without stored KV.'),
+    first_content: field(parseDuration, '600s', 'From the start of the decode to its first content.'),
+    whole_reply: field(parseDuration, '1800s', 'From the start of the decode to the end of a reply that is not streamed.'),
+    idle: field(parseDuration, '300s', 'Between two events of a stream.'),
+    client_stall: field(parseDuration, '60s', 'A client that takes no byte.'),
+    queue: field(parseDuration, '30s', 'Waiting for an instance to become routable.'),
+    drain: field(parseDuration, '180s', 'Running requests at shutdown.'),
+    keep_alive: field(parseDuration, '4s', 'An unused connection to an engine; shorter than the engine\'s own 5 s.'),
+  }),
+  queue: section({ max: field(countParser(0, MAX_COUNT), 1024, 'Requests that wait for an instance; more are answered with 503.') }),
+  retry: section({ budget_percent: field(countParser(0, 100), 20, 'Retries per 100 requests.') }),
+  health: section({
+    interval: field(parseDuration, '5s', 'Between two health checks of an engine.'),
+    timeout: field(parseDuration, '2s', 'An answer to a health check.'),
+    failures: field(countParser(1, 1000), 3, 'Failed checks in a row after which an engine is suspect.'),
+  }),
+  log: section({
+    level: field(choiceParser(['trace', 'debug', 'info', 'warn', 'error', 'fatal', 'silent']), 'info', 'Lowest level that is written.'),
+    format: optional(choiceParser(['json', 'pretty']), '`pretty` on a terminal, else `json`', 'Form of log lines.'),
+  }),
+  lmcache: section({
+    decoder_init_ports: field(parsePorts, [8300], 'Handshake ports of the decoders, one per tensor-parallel rank.'),
+    decoder_alloc_ports: field(parsePorts, [8400], 'Allocation ports of the decoders, one per tensor-parallel rank.'),
+    proxy_host: field(parseListenHost, 'localhost', 'Address of the notice socket that prefill engines dial.'),
+    proxy_port: field(parsePort, 8500, 'Port of the notice socket.'),
+  }),
+});
+
+/** What `fileSchema` reads; keys in snake_case, units in milliseconds and bytes. */
+export type FileConfig = z.output<typeof fileSchema>;
+/** The settings of one engine as they stand in the file. */
+export type FileInstance = z.output<typeof instance>;
+/** The settings that a pool gives to all its engines. */
+export type FilePool = FileConfig['pools']['prefill'];
+
+/** One key of the file, with a path such as `timeouts.connect` or `instances[].url`. */
+export interface KeyDoc extends FieldDoc {
+  readonly path: string;
+}
+
+/** Lists every key of the file in its order, for the documentation. */
+export function describeKeys(): readonly KeyDoc[] {
+  return walk(fileSchema, '');
+}
+
+/** Lists the keys allowed in the section at `path`, for suggestions; empty when it is no section. */
+export function knownKeys(path: readonly PropertyKey[]): readonly string[] {
+  let schema: unknown = fileSchema;
+  for (const key of path) {
+    const inner = unwrap(schema);
+    schema = inner instanceof z.ZodArray ? inner.element : inner instanceof z.ZodObject ? inner.shape[String(key)] : undefined;
+  }
+  const inner = unwrap(schema);
+  return inner instanceof z.ZodObject ? Object.keys(inner.shape) : [];
+}
+
+function walk(schema: unknown, path: string): readonly KeyDoc[] {
+  const inner = unwrap(schema);
+  if (inner instanceof z.ZodObject) {
+    return Object.entries(inner.shape).flatMap(([key, child]) => walk(child, path === '' ? key : `${path}.${key}`));
+  }
+  if (inner instanceof z.ZodArray) return walk(inner.element, `${path}[]`);
+  const doc = schema instanceof z.ZodType ? schema.meta() : undefined;
+  return [{ path, about: String(doc?.['about']), fallback: String(doc?.['fallback']) }];
+}
+
+// Leaves are pipes as well (a transform), but theirs end in no object or array.
+function unwrap(schema: unknown): unknown {
+  let inner = schema;
+  while (inner instanceof z.ZodPipe || inner instanceof z.ZodOptional) {
+    inner = inner instanceof z.ZodPipe ? inner.out : inner.unwrap();
+  }
+  return inner;
+}

@@ -1,0 +1,52 @@
+import { CONSUMED_MEMBERS, REFUSED_MEMBERS } from '../core/facts.ts';
+import { checkHandle } from '../core/handle-check.ts';
+import type { Edits } from '../core/json-scan.ts';
+import { decodeKvTransferParams } from '../core/kv-transfer.ts';
+import { replaceLoopbackHost } from '../core/remote-host.ts';
+import type { Connector, PrefillContext, PrefillReading, PrefillReplyContext } from './connector.ts';
+
+/**
+ * vLLM's NixlConnector (pull): P computes and keeps its blocks for a lease, D reads them over the side channel.
+ * P needs only the flag; every null coordinate the example proxy sends besides is optional (seen on 0.32 and 0.33).
+ */
+const PREFILL_PARAMS = '{"do_remote_decode":true,"do_remote_prefill":false}';
+
+/** `min_tokens` above `max_tokens` and `stream_options` without `stream` are 400s; the rest only costs. */
+const PREFILL_DROPS = ['stream_options', 'min_tokens', 'logprobs', 'top_logprobs', 'echo'];
+
+export const nixl: Connector = {
+  name: 'nixl',
+  order: 'prefill-then-decode',
+  clientGoneBetweenLegs: 'lease',
+
+  prefill(context: PrefillContext): Edits {
+    const set = new Map<string, string>([
+      ['stream', 'false'],
+      ['max_tokens', '1'],
+      ['kv_transfer_params', PREFILL_PARAMS],
+    ]);
+    if (context.hasMaxCompletionTokens) set.set('max_completion_tokens', '1');
+    return { set, drop: new Set([...CONSUMED_MEMBERS, ...PREFILL_DROPS, 'ec_transfer_params']) };
+  },
+
+  readPrefillReply(raw: Uint8Array | undefined, context: PrefillReplyContext): PrefillReading {
+    if (raw === undefined) return { kind: 'none', reason: 'absent' };
+    const params = decodeKvTransferParams(raw);
+    if (params === undefined) return { kind: 'none', reason: 'malformed_not_object' };
+    const { prefill, decode } = context;
+    if (prefill.blockSize > 0 && decode.blockSize > 0 && prefill.blockSize !== decode.blockSize) {
+      return { kind: 'none', reason: 'block_size_differs' };
+    }
+    const blockSize = prefill.blockSize || decode.blockSize;
+    const check = checkHandle(params, { flag: 'do_remote_prefill', ...(blockSize > 0 ? { blockSize } : {}) });
+    if (!check.ok) return { kind: 'none', reason: `malformed_${check.reason}` };
+    const json = replaceLoopbackHost(raw, params, context.remoteHost, prefill.url, decode.url);
+    if (json === undefined) return { kind: 'none', reason: 'loopback_host' };
+    return { kind: 'handle', handle: { json, params } };
+  },
+
+  decode(handle): Edits {
+    const set = new Map([['kv_transfer_params', handle.json]]);
+    return { set, drop: new Set([...CONSUMED_MEMBERS, ...REFUSED_MEMBERS.filter((key) => !set.has(key))]) };
+  },
+};

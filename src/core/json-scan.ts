@@ -1,0 +1,391 @@
+const QUOTE = 0x22;
+const COMMA = 0x2c;
+const MINUS = 0x2d;
+const COLON = 0x3a;
+const OPEN_BRACKET = 0x5b;
+const BACKSLASH = 0x5c;
+const CLOSE_BRACKET = 0x5d;
+const OPEN_BRACE = 0x7b;
+const CLOSE_BRACE = 0x7d;
+
+/** The seven kinds of JSON value; `true` and `false` are told apart so that flags can be read without a decode. */
+export type JsonType = 'object' | 'array' | 'string' | 'number' | 'true' | 'false' | 'null';
+
+/** One member of a scanned object; offsets are absolute in the scanned bytes, ends are exclusive. */
+export interface Member {
+  /** The key with its escapes decoded. */
+  readonly key: string;
+  /** Offset of the key's opening quote. */
+  readonly keyStart: number;
+  /** Offset behind the key's closing quote. */
+  readonly keyEnd: number;
+  readonly valueStart: number;
+  readonly valueEnd: number;
+  readonly type: JsonType;
+}
+
+/** One element of a scanned array; offsets are absolute in the scanned bytes, the end is exclusive. */
+export interface Element {
+  readonly valueStart: number;
+  readonly valueEnd: number;
+  readonly type: JsonType;
+}
+
+/** A valid object: `start` is the offset of `{`, `end` the one behind `}`, members in the order written. */
+export interface ScannedObject {
+  readonly kind: 'object';
+  readonly start: number;
+  readonly end: number;
+  readonly members: readonly Member[];
+}
+
+/** What `scanObject` found: an object, another valid JSON value, or the offset of the first byte that is no JSON. */
+export type ObjectScan =
+  | ScannedObject
+  | { readonly kind: 'not-object'; readonly type: JsonType }
+  | { readonly kind: 'invalid'; readonly offset: number; readonly message: string };
+
+/** Changes to an object's members; values are complete JSON texts, a key in both `set` and `drop` is set. */
+export interface Edits {
+  readonly set: ReadonlyMap<string, string | Uint8Array>;
+  readonly drop: ReadonlySet<string>;
+}
+
+// ignoreBOM keeps U+FEFF as the character it is inside a JSON text.
+const decoder = new TextDecoder('utf-8', { ignoreBOM: true });
+const encoder = new TextEncoder();
+
+// 1 for the bytes that end the plain run of a string: quote, backslash, control characters.
+const STRING_STOP = new Uint8Array(256).fill(1, 0, 0x20);
+STRING_STOP[QUOTE] = 1;
+STRING_STOP[BACKSLASH] = 1;
+
+const SIMPLE_ESCAPES = new Uint8Array(256);
+for (const c of encoder.encode('"\\/bfnrt')) SIMPLE_ESCAPES[c] = 1;
+
+const HEX = new Uint8Array(256);
+for (const c of encoder.encode('0123456789abcdefABCDEF')) HEX[c] = 1;
+
+const LITERALS: ReadonlyMap<number, Uint8Array> = new Map(
+  ['true', 'false', 'null'].map((word) => [word.charCodeAt(0), encoder.encode(word)]),
+);
+
+// Every skip function returns the offset behind what it read, or ~offset (negative) of the first byte that does not fit.
+
+function skipSpace(bytes: Uint8Array, from: number, end: number): number {
+  let i = from;
+  while (i < end) {
+    const c = bytes[i];
+    if (c !== 0x20 && c !== 0x0a && c !== 0x0d && c !== 0x09) break;
+    i++;
+  }
+  return i;
+}
+
+/** `from` is the offset behind the opening quote. */
+function skipString(bytes: Uint8Array, from: number, end: number): number {
+  let i = from;
+  for (;;) {
+    while (i < end && STRING_STOP[bytes[i] ?? 0] === 0) i++;
+    if (i >= end) return ~end;
+    const c = bytes[i];
+    if (c === QUOTE) return i + 1;
+    if (c !== BACKSLASH) return ~i;
+    i++;
+    if (i >= end) return ~end;
+    const escape = bytes[i] ?? 0;
+    if (SIMPLE_ESCAPES[escape] === 1) {
+      i++;
+    } else if (escape === 0x75) {
+      for (let k = 1; k <= 4; k++) {
+        if (i + k >= end) return ~end;
+        if (HEX[bytes[i + k] ?? 0] === 0) return ~(i + k);
+      }
+      i += 5;
+    } else {
+      return ~i;
+    }
+  }
+}
+
+function skipDigits(bytes: Uint8Array, from: number, end: number): number {
+  let i = from;
+  while (i < end) {
+    const c = bytes[i] ?? 0;
+    if (c < 0x30 || c > 0x39) break;
+    i++;
+  }
+  return i === from ? ~i : i;
+}
+
+function skipNumber(bytes: Uint8Array, from: number, end: number): number {
+  let i = bytes[from] === MINUS ? from + 1 : from;
+  if (i < end && bytes[i] === 0x30) i++;
+  else i = skipDigits(bytes, i, end);
+  if (i >= 0 && i < end && bytes[i] === 0x2e) i = skipDigits(bytes, i + 1, end);
+  if (i >= 0 && i < end && (bytes[i] === 0x65 || bytes[i] === 0x45)) {
+    i++;
+    if (i < end && (bytes[i] === 0x2b || bytes[i] === MINUS)) i++;
+    i = skipDigits(bytes, i, end);
+  }
+  return i;
+}
+
+/** A number, `true`, `false` or `null`. */
+function skipScalar(bytes: Uint8Array, from: number, end: number): number {
+  if (from >= end) return ~end;
+  const c = bytes[from] ?? 0;
+  if (c === MINUS || (c >= 0x30 && c <= 0x39)) return skipNumber(bytes, from, end);
+  const word = LITERALS.get(c);
+  if (word === undefined) return ~from;
+  for (let k = 1; k < word.length; k++) {
+    if (from + k >= end) return ~end;
+    if (bytes[from + k] !== word[k]) return ~(from + k);
+  }
+  return from + word.length;
+}
+
+/** From a key's opening quote to its value: returns the value's offset. */
+function skipKey(bytes: Uint8Array, from: number, end: number): number {
+  if (from >= end) return ~end;
+  if (bytes[from] !== QUOTE) return ~from;
+  const keyEnd = skipString(bytes, from + 1, end);
+  return keyEnd < 0 ? keyEnd : skipColon(bytes, keyEnd, end);
+}
+
+function skipColon(bytes: Uint8Array, from: number, end: number): number {
+  const i = skipSpace(bytes, from, end);
+  if (i >= end) return ~end;
+  return bytes[i] === COLON ? skipSpace(bytes, i + 1, end) : ~i;
+}
+
+/** Iterative, with one bit a level, so that no depth of nesting ends the process. */
+function skipValue(bytes: Uint8Array, from: number, end: number): number {
+  let i = from;
+  let depth = 0;
+  let inObject = false;
+  const outer: number[] = [];
+  for (;;) {
+    const c = i < end ? bytes[i] : -1;
+    if (c === QUOTE) {
+      i = skipString(bytes, i + 1, end);
+      if (i < 0) return i;
+    } else if (c === OPEN_BRACE || c === OPEN_BRACKET) {
+      const closer = c === OPEN_BRACE ? CLOSE_BRACE : CLOSE_BRACKET;
+      i = skipSpace(bytes, i + 1, end);
+      if (i < end && bytes[i] === closer) {
+        i++;
+      } else {
+        const word = outer[depth >>> 5] ?? 0;
+        outer[depth >>> 5] = inObject ? word | (1 << (depth & 31)) : word & ~(1 << (depth & 31));
+        depth++;
+        inObject = c === OPEN_BRACE;
+        if (inObject) {
+          i = skipKey(bytes, i, end);
+          if (i < 0) return i;
+        }
+        continue;
+      }
+    } else {
+      i = skipScalar(bytes, i, end);
+      if (i < 0) return i;
+    }
+    // Behind a value: close as many containers as end here, or go to the next value.
+    for (;;) {
+      if (depth === 0) return i;
+      i = skipSpace(bytes, i, end);
+      if (i >= end) return ~end;
+      const d = bytes[i];
+      if (d === COMMA) {
+        i = skipSpace(bytes, i + 1, end);
+        if (inObject) {
+          i = skipKey(bytes, i, end);
+          if (i < 0) return i;
+        }
+        break;
+      }
+      if (d !== (inObject ? CLOSE_BRACE : CLOSE_BRACKET)) return ~i;
+      i++;
+      depth--;
+      inObject = ((outer[depth >>> 5] ?? 0) & (1 << (depth & 31))) !== 0;
+    }
+  }
+}
+
+function typeAt(bytes: Uint8Array, at: number): JsonType {
+  switch (bytes[at]) {
+    case OPEN_BRACE:
+      return 'object';
+    case OPEN_BRACKET:
+      return 'array';
+    case QUOTE:
+      return 'string';
+    case 0x74:
+      return 'true';
+    case 0x66:
+      return 'false';
+    case 0x6e:
+      return 'null';
+    default:
+      return 'number';
+  }
+}
+
+function invalidAt(bytes: Uint8Array, offset: number, end: number): ObjectScan {
+  const c = bytes[offset] ?? 0;
+  let message = 'unexpected end of input';
+  if (offset < end) {
+    const printable = c > 0x20 && c < 0x7f;
+    message = `unexpected ${printable ? `character '${String.fromCharCode(c)}'` : `byte 0x${c.toString(16).padStart(2, '0')}`}`;
+  }
+  return { kind: 'invalid', offset, message: `${message} at offset ${offset}` };
+}
+
+/**
+ * Validates the range [start, end) as exactly one RFC 8259 value with optional white space around it and lists the
+ * members of an object; defaults to all bytes, an empty or blank range is invalid with the message "empty".
+ */
+export function scanObject(bytes: Uint8Array, start = 0, end = bytes.length): ObjectScan {
+  const limit = Math.min(end, bytes.length);
+  const open = skipSpace(bytes, start, limit);
+  if (open >= limit) return { kind: 'invalid', offset: limit, message: 'empty' };
+  if (bytes[open] !== OPEN_BRACE) {
+    let i = skipValue(bytes, open, limit);
+    if (i < 0) return invalidAt(bytes, ~i, limit);
+    i = skipSpace(bytes, i, limit);
+    return i < limit ? invalidAt(bytes, i, limit) : { kind: 'not-object', type: typeAt(bytes, open) };
+  }
+  const members: Member[] = [];
+  let i = skipSpace(bytes, open + 1, limit);
+  if (i < limit && bytes[i] === CLOSE_BRACE) {
+    i++;
+  } else {
+    for (;;) {
+      const keyStart = i;
+      if (i >= limit || bytes[i] !== QUOTE) return invalidAt(bytes, i, limit);
+      const keyEnd = skipString(bytes, i + 1, limit);
+      if (keyEnd < 0) return invalidAt(bytes, ~keyEnd, limit);
+      const valueStart = skipColon(bytes, keyEnd, limit);
+      if (valueStart < 0) return invalidAt(bytes, ~valueStart, limit);
+      const valueEnd = skipValue(bytes, valueStart, limit);
+      if (valueEnd < 0) return invalidAt(bytes, ~valueEnd, limit);
+      const key = decodeString(bytes, { valueStart: keyStart, valueEnd: keyEnd });
+      members.push({ key, keyStart, keyEnd, valueStart, valueEnd, type: typeAt(bytes, valueStart) });
+      i = skipSpace(bytes, valueEnd, limit);
+      if (i < limit && bytes[i] === COMMA) {
+        i = skipSpace(bytes, i + 1, limit);
+        continue;
+      }
+      if (i >= limit || bytes[i] !== CLOSE_BRACE) return invalidAt(bytes, i, limit);
+      i++;
+      break;
+    }
+  }
+  const tail = skipSpace(bytes, i, limit);
+  return tail < limit ? invalidAt(bytes, tail, limit) : { kind: 'object', start: open, end: i, members };
+}
+
+/** Lists the elements of the one array in [start, end); undefined where the range is not exactly one valid array. */
+export function scanArray(bytes: Uint8Array, start: number, end: number): readonly Element[] | undefined {
+  const limit = Math.min(end, bytes.length);
+  let i = skipSpace(bytes, start, limit);
+  if (i >= limit || bytes[i] !== OPEN_BRACKET) return undefined;
+  const elements: Element[] = [];
+  i = skipSpace(bytes, i + 1, limit);
+  if (i < limit && bytes[i] === CLOSE_BRACKET) return skipSpace(bytes, i + 1, limit) === limit ? elements : undefined;
+  for (;;) {
+    const valueEnd = skipValue(bytes, i, limit);
+    if (valueEnd < 0) return undefined;
+    elements.push({ valueStart: i, valueEnd, type: typeAt(bytes, i) });
+    i = skipSpace(bytes, valueEnd, limit);
+    if (i < limit && bytes[i] === COMMA) {
+      i = skipSpace(bytes, i + 1, limit);
+      continue;
+    }
+    if (i >= limit || bytes[i] !== CLOSE_BRACKET) return undefined;
+    return skipSpace(bytes, i + 1, limit) === limit ? elements : undefined;
+  }
+}
+
+/** The member of that (decoded) key; of duplicates the last, as Python's json and JSON.parse read them. */
+export function findMember(scan: { readonly members: readonly Member[] }, key: string): Member | undefined {
+  return scan.members.findLast((member) => member.key === key);
+}
+
+/** Decodes the JSON string at [valueStart, valueEnd), quotes included; lone surrogates written as escapes are kept. */
+export function decodeString(bytes: Uint8Array, m: { readonly valueStart: number; readonly valueEnd: number }): string {
+  const from = m.valueStart + 1;
+  const to = m.valueEnd - 1;
+  // Short plain ASCII (every usual key) needs neither the decoder nor the parser.
+  if (to - from <= 48) {
+    let text = '';
+    let i = from;
+    for (; i < to; i++) {
+      const c = bytes[i] ?? 0;
+      if (c === BACKSLASH || c >= 0x80) break;
+      text += String.fromCharCode(c);
+    }
+    if (i === to) return text;
+  }
+  const inner = bytes.subarray(from, to);
+  if (!inner.includes(BACKSLASH)) return decoder.decode(inner);
+  const value: unknown = JSON.parse(decoder.decode(bytes.subarray(m.valueStart, m.valueEnd)));
+  return typeof value === 'string' ? value : '';
+}
+
+/** Concatenates byte pieces into one new array. */
+export function concatBytes(parts: readonly Uint8Array[]): Uint8Array {
+  let length = 0;
+  for (const part of parts) length += part.length;
+  const out = new Uint8Array(length);
+  let at = 0;
+  for (const part of parts) {
+    out.set(part, at);
+    at += part.length;
+  }
+  return out;
+}
+
+/**
+ * The bytes with members of the scanned object replaced, appended or dropped; every other byte is kept as written, and
+ * the same reference comes back where no edit applies.
+ *
+ * A set key's last duplicate gets the value in place and its earlier duplicates go; a missing one is appended behind the
+ * last member. A dropped member goes with all its duplicates and one comma each.
+ */
+export function spliceObject(bytes: Uint8Array, scan: ScannedObject, edits: Edits): Uint8Array {
+  const { members } = scan;
+  const last = new Map<string, number>();
+  let touched = edits.set.size > 0;
+  members.forEach((member, index) => {
+    last.set(member.key, index);
+    if (edits.drop.has(member.key)) touched = true;
+  });
+  if (!touched) return bytes;
+
+  const asBytes = (value: string | Uint8Array): Uint8Array =>
+    typeof value === 'string' ? encoder.encode(value) : value;
+  const first = members[0];
+  const parts: Uint8Array[] = [bytes.subarray(0, first === undefined ? scan.start + 1 : first.keyStart)];
+  let previousEnd = scan.start + 1;
+  let kept = 0;
+  for (const [index, member] of members.entries()) {
+    const value = edits.set.get(member.key);
+    const stays = value === undefined ? !edits.drop.has(member.key) : last.get(member.key) === index;
+    if (stays) {
+      // The gap before a member holds its comma; the first kept one stands where the first member stood, without.
+      if (kept > 0) parts.push(bytes.subarray(previousEnd, member.keyStart));
+      if (value === undefined) parts.push(bytes.subarray(member.keyStart, member.valueEnd));
+      else parts.push(bytes.subarray(member.keyStart, member.valueStart), asBytes(value));
+      kept++;
+    }
+    previousEnd = member.valueEnd;
+  }
+  for (const [key, value] of edits.set) {
+    if (last.has(key)) continue;
+    parts.push(encoder.encode(`${kept > 0 ? ',' : ''}${JSON.stringify(key)}:`), asBytes(value));
+    kept++;
+  }
+  parts.push(bytes.subarray(previousEnd));
+  return concatBytes(parts);
+}

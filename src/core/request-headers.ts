@@ -1,0 +1,47 @@
+/** Headers of one connection, or that baton sets itself; the rest of a client's headers reaches both legs. */
+const DROPPED = new Set([
+  'accept-encoding',
+  'authorization',
+  'connection',
+  'content-encoding',
+  'content-length',
+  'content-type',
+  'cookie',
+  'expect',
+  'host',
+  'keep-alive',
+  'proxy-authenticate',
+  'proxy-authorization',
+  'proxy-connection',
+  'te',
+  'trailer',
+  'transfer-encoding',
+  'upgrade',
+  'x-baton-debug',
+  'x-request-id',
+]);
+
+/** A client's headers as both legs get them: without hop-by-hop ones, those named in Connection, and baton's own. */
+export function forwardedHeaders(
+  headers: Readonly<Record<string, string | readonly string[] | undefined>>,
+): Record<string, string> {
+  const connection = headers['connection'];
+  const named = new Set(
+    String(connection ?? '')
+      .split(',')
+      .map((name) => name.trim().toLowerCase()),
+  );
+  const kept: Record<string, string> = {};
+  for (const [name, value] of Object.entries(headers)) {
+    if (value === undefined || DROPPED.has(name) || named.has(name)) continue;
+    kept[name] = typeof value === 'string' ? value : value.join(', ');
+  }
+  return kept;
+}
+
+const REQUEST_ID = /^[A-Za-z0-9._:-]{1,128}$/;
+
+/** The client's own request id where it is fit for logs and for engines' ids; else undefined. */
+export function acceptedRequestId(value: string | readonly string[] | undefined): string | undefined {
+  return typeof value === 'string' && REQUEST_ID.test(value) ? value : undefined;
+}

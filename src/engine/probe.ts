@@ -1,0 +1,187 @@
+import { Pool } from 'undici';
+import { detectEngineKind, type EngineKind, type EngineMetrics, parseEngineMetrics } from './metrics-text.ts';
+import { type EngineModelCard, parseModelCards } from './model-cards.ts';
+
+/** Where and how one instance is probed. */
+export interface ProbeTarget {
+  /** Base URL `http(s)://host[:port][/prefix]`, without a trailing `/v1`. */
+  readonly url: string;
+  /** Sent with every probe request. Default none. */
+  readonly headers?: Readonly<Record<string, string>>;
+  /** Sent as `Authorization: Bearer`, replacing one among `headers`. Default none. */
+  readonly apiKey?: string;
+}
+
+/**
+ * Health of an instance as one GET /health showed it.
+ * `unhealthy`: it answered, and said no; `refused`: nothing listens there; `unreachable`: no connection for another
+ * reason (DNS, route, TLS); `timeout`: no answer in time; `reset`: the connection broke or carried no HTTP.
+ */
+export interface ProbeHealth {
+  readonly kind: 'ok' | 'unhealthy' | ProbeFailureKind;
+  /** For logs and state reasons; names no address. */
+  readonly detail: string;
+}
+
+type ProbeFailureKind = 'refused' | 'unreachable' | 'timeout' | 'reset';
+
+/** Result of one probe; a detail is absent where it was not asked for or the engine has no usable answer. */
+export interface ProbeResult {
+  readonly health: ProbeHealth;
+  readonly models?: readonly EngineModelCard[];
+  readonly version?: string;
+  readonly metrics?: EngineMetrics;
+  /** Kind of engine, read off the metrics' names. */
+  readonly kind?: EngineKind;
+}
+
+/** Optional routes of a probe beside GET /health. */
+export type ProbePart = 'models' | 'version' | 'metrics';
+
+/** One probe of one instance; rejects only if `signal` aborts. */
+export type Probe = (
+  target: ProbeTarget,
+  parts: ReadonlySet<ProbePart>,
+  timeoutMs: number,
+  signal: AbortSignal,
+) => Promise<ProbeResult>;
+
+const MAX_BODY_BYTES = 8 * 1024 * 1024;
+const MAX_VERSION_LENGTH = 128;
+
+/**
+ * Asks GET /health and then, if that is good, the wanted parts of /v1/models, /version and /metrics at once.
+ * Each request has `timeoutMs` (0 = no limit). All connections are opened for this probe and closed with it: a full
+ * request pool cannot starve it, and a refused connection is seen as such and not as the reset of a kept one.
+ */
+export const probeInstance: Probe = async (target, parts, timeoutMs, signal) => {
+  const base = new URL(target.url);
+  const pool = new Pool(base.origin, {
+    connections: 1 + parts.size,
+    allowH2: false,
+    connectTimeout: timeoutMs,
+    headersTimeout: timeoutMs,
+    bodyTimeout: timeoutMs,
+    maxResponseSize: MAX_BODY_BYTES,
+  });
+  try {
+    const get = (path: string) => readPath(pool, base, path, target, timeoutMs, signal);
+    const health = await readHealth(get);
+    if (health.kind !== 'ok') return { health };
+    const details = await Promise.all([
+      parts.has('models') ? readModels(get) : {},
+      parts.has('version') ? readVersion(get) : {},
+      parts.has('metrics') ? readMetrics(get) : {},
+    ]);
+    return { health, ...details[0], ...details[1], ...details[2] };
+  } finally {
+    await pool.destroy();
+  }
+};
+
+interface Failure {
+  readonly kind: ProbeFailureKind;
+  readonly detail: string;
+}
+
+type Reply = { readonly kind: 'reply'; readonly status: number; readonly text: string } | Failure;
+
+type Get = (path: string) => Promise<Reply>;
+
+async function readHealth(get: Get): Promise<ProbeHealth> {
+  const reply = await get('/health');
+  if (reply.kind !== 'reply') return reply;
+  const { status } = reply;
+  if (status >= 200 && status < 300) return { kind: 'ok', detail: `health answered ${status}` };
+  // A busy server is alive, and one without the route has answered too.
+  if (status === 429) return { kind: 'ok', detail: 'health answered 429, busy' };
+  if (status === 404 || status === 405 || status === 501) {
+    return { kind: 'ok', detail: `no health route, answered ${status}` };
+  }
+  return { kind: 'unhealthy', detail: `health answered ${status}` };
+}
+
+async function readModels(get: Get): Promise<Pick<ProbeResult, 'models'>> {
+  const reply = await get('/v1/models');
+  const models = reply.kind === 'reply' && reply.status === 200 ? parseModelCards(reply.text) : undefined;
+  return models === undefined ? {} : { models };
+}
+
+async function readVersion(get: Get): Promise<Pick<ProbeResult, 'version'>> {
+  const reply = await get('/version');
+  const version = reply.kind === 'reply' && reply.status === 200 ? versionOf(reply.text) : undefined;
+  return version === undefined ? {} : { version };
+}
+
+async function readMetrics(get: Get): Promise<Pick<ProbeResult, 'metrics' | 'kind'>> {
+  const reply = await get('/metrics');
+  if (reply.kind !== 'reply' || reply.status !== 200) return {};
+  const kind = detectEngineKind(reply.text);
+  return { metrics: parseEngineMetrics(reply.text, kind), ...(kind === undefined ? {} : { kind }) };
+}
+
+function versionOf(text: string): string | undefined {
+  try {
+    const body: unknown = JSON.parse(text);
+    if (typeof body !== 'object' || body === null || !('version' in body)) return undefined;
+    const { version } = body;
+    return typeof version === 'string' && version.length <= MAX_VERSION_LENGTH ? version : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
+async function readPath(
+  pool: Pool,
+  base: URL,
+  path: string,
+  target: ProbeTarget,
+  timeoutMs: number,
+  signal: AbortSignal,
+): Promise<Reply> {
+  try {
+    const response = await pool.request({
+      method: 'GET',
+      path: `${base.pathname.replace(/\/+$/, '')}${path}`,
+      headers: probeHeaders(target),
+      signal: timeoutMs > 0 ? AbortSignal.any([signal, AbortSignal.timeout(timeoutMs)]) : signal,
+    });
+    return { kind: 'reply', status: response.statusCode, text: await response.body.text() };
+  } catch (error) {
+    signal.throwIfAborted();
+    return classifyFailure(error);
+  }
+}
+
+function probeHeaders(target: ProbeTarget): Record<string, string> {
+  const headers: Record<string, string> = { 'accept-encoding': 'identity' };
+  for (const [name, value] of Object.entries(target.headers ?? {})) headers[name.toLowerCase()] = value;
+  if (target.apiKey !== undefined) headers['authorization'] = `Bearer ${target.apiKey}`;
+  return headers;
+}
+
+const TIMEOUTS = new Set(['UND_ERR_CONNECT_TIMEOUT', 'UND_ERR_HEADERS_TIMEOUT', 'UND_ERR_BODY_TIMEOUT', 'ETIMEDOUT']);
+const RESETS = new Set(['ECONNRESET', 'EPIPE', 'UND_ERR_SOCKET', 'UND_ERR_RES_EXCEEDED_MAX_SIZE']);
+
+function classifyFailure(error: unknown): Failure {
+  const code = codeOf(error);
+  if (code === 'ECONNREFUSED') return { kind: 'refused', detail: 'connection refused' };
+  if (TIMEOUTS.has(code) || (error instanceof Error && error.name === 'TimeoutError')) {
+    return { kind: 'timeout', detail: 'no answer in time' };
+  }
+  if (RESETS.has(code)) return { kind: 'reset', detail: `connection broke (${code})` };
+  if (code.startsWith('HPE_')) return { kind: 'reset', detail: 'answer is not HTTP' };
+  return { kind: 'unreachable', detail: code === '' ? 'no connection' : `no connection (${code})` };
+}
+
+/** The first error code on the cause chain, looking into the parts of an AggregateError; '' where there is none. */
+function codeOf(error: unknown): string {
+  for (let at: unknown = error, depth = 0; at instanceof Error && depth < 5; at = at.cause, depth += 1) {
+    if ('code' in at && typeof at.code === 'string') return at.code;
+    if (at instanceof AggregateError) {
+      const inner = at.errors.map(codeOf).find((code) => code !== '');
+      if (inner !== undefined) return inner;
+    }
+  }
+  return '';
+}

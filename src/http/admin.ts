@@ -1,0 +1,15 @@
+import Fastify, { type FastifyInstance } from 'fastify';
+import type { Metrics } from '../obs/metrics.ts';
+
+/** Adds `GET /metrics` in the Prometheus text format. */
+export function addMetricsRoute(app: FastifyInstance, metrics: Metrics): void {
+  app.get('/metrics', async (_request, reply) => reply.type(metrics.contentType).send(await metrics.render()));
+}
+
+/** Builds the operators' listener; it does not listen yet. */
+export function buildAdmin(metrics: Metrics): FastifyInstance {
+  const app = Fastify({ logger: false, forceCloseConnections: 'idle' });
+  addMetricsRoute(app, metrics);
+  app.get('/liveness', () => ({ status: 'ok' }));
+  return app;
+}

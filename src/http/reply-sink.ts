@@ -1,0 +1,81 @@
+import type { ServerResponse } from 'node:http';
+import type { ClientSink } from '../services/client-sink.ts';
+
+/** Settings of {@link ReplySink}. */
+export interface ReplySinkOptions {
+  /** How long a client may take no byte while some wait for it, milliseconds; 0: for ever. */
+  readonly stallMs: number;
+  /** Told of every body byte written. */
+  readonly onBytes: (bytes: number) => void;
+}
+
+/** Why a reply ended early, the `reason` of the sink's signal. */
+export class ClientLeft extends Error {
+  override readonly name = 'ClientLeft';
+  readonly phase: 'closed' | 'stalled';
+
+  constructor(phase: 'closed' | 'stalled') {
+    super(phase === 'closed' ? 'the client closed the connection' : 'the client took no byte for too long');
+    this.phase = phase;
+  }
+}
+
+/** A client's HTTP reply as a sink: notices when the client leaves or stops reading. */
+export class ReplySink implements ClientSink {
+  readonly #response: ServerResponse;
+  readonly #options: ReplySinkOptions;
+  readonly #left = new AbortController();
+  #status = 0;
+
+  constructor(response: ServerResponse, options: ReplySinkOptions) {
+    this.#response = response;
+    this.#options = options;
+    // Node counts a socket as active as long as its write queue shrinks, however slowly.
+    if (options.stallMs > 0) response.setTimeout(options.stallMs, () => this.#onSilence());
+    response.once('close', () => {
+      if (!response.writableFinished) this.#left.abort(new ClientLeft('closed'));
+    });
+    // A socket error is followed by close; without a listener it would end the process.
+    response.on('error', () => undefined);
+  }
+
+  get signal(): AbortSignal {
+    return this.#left.signal;
+  }
+
+  /** Status that was sent; 0 before. */
+  get status(): number {
+    return this.#status;
+  }
+
+  start(status: number, headers: Readonly<Record<string, string>>): void {
+    this.#status = status;
+    if (!this.#response.destroyed) this.#response.writeHead(status, headers);
+  }
+
+  write(bytes: Uint8Array | string): void {
+    if (this.#response.destroyed || bytes.length === 0) return;
+    this.#options.onBytes(bytes.length);
+    this.#response.write(bytes);
+  }
+
+  end(): void {
+    if (!this.#response.destroyed) this.#response.end();
+  }
+
+  bufferedBytes(): number {
+    return this.#response.writableLength;
+  }
+
+  onceDrained(callback: () => void): void {
+    if (this.#response.writableLength === 0) queueMicrotask(callback);
+    else this.#response.once('drain', callback);
+  }
+
+  /** Nothing moved for a while: fine when nothing waits for the client, else it has stopped reading. */
+  #onSilence(): void {
+    if (this.#response.writableLength === 0) return;
+    this.#left.abort(new ClientLeft('stalled'));
+    this.#response.destroy();
+  }
+}

@@ -1,0 +1,58 @@
+import type { LogFields } from './log.ts';
+
+/** What is known of a client request once it has ended. */
+export interface AccessFields {
+  readonly requestId: string;
+  /** E.g. `chat.completions`. */
+  readonly api: string;
+  /** A model name already folded to the known ones, see `Metrics.modelLabel`. */
+  readonly model: string;
+  readonly stream: boolean;
+  /** Plan mode as a word, e.g. `prefill_decode`; absent if no plan was made. */
+  readonly mode?: string | undefined;
+  /** Why the plan has this mode. */
+  readonly planReason?: string | undefined;
+  readonly prefillInstance?: string | undefined;
+  readonly decodeInstance?: string | undefined;
+  /** Status the client got; 499 where it left before one was sent. */
+  readonly status: number;
+  /** Milliseconds of the prefill legs. */
+  readonly prefillMs?: number | undefined;
+  /** Milliseconds until the first content for the client. */
+  readonly ttftMs?: number | undefined;
+  readonly durationMs: number;
+  readonly promptTokens?: number | undefined;
+  readonly completionTokens?: number | undefined;
+  readonly cachedTokens?: number | undefined;
+  readonly retries: number;
+  /** How the request ended, e.g. `ok`, `client_gone`, `error`. */
+  readonly ending: string;
+}
+
+/** The fields of an access log line; absent ones are left out, durations have a tenth of a millisecond. */
+export function buildAccessRecord(fields: AccessFields): LogFields {
+  const record: Record<string, string | number | boolean | undefined> = {
+    request_id: fields.requestId,
+    api: fields.api,
+    model: fields.model,
+    stream: fields.stream,
+    mode: fields.mode,
+    plan_reason: fields.planReason,
+    prefill_instance: fields.prefillInstance,
+    decode_instance: fields.decodeInstance,
+    status: fields.status,
+    prefill_ms: toTenth(fields.prefillMs),
+    ttft_ms: toTenth(fields.ttftMs),
+    duration_ms: toTenth(fields.durationMs),
+    prompt_tokens: fields.promptTokens,
+    completion_tokens: fields.completionTokens,
+    cached_tokens: fields.cachedTokens,
+    retries: fields.retries,
+    ending: fields.ending,
+  };
+  return Object.fromEntries(Object.entries(record).filter(([, value]) => value !== undefined));
+}
+
+function toTenth(milliseconds: number | undefined): number | undefined {
+  return milliseconds === undefined ? undefined : Math.round(milliseconds * 10) / 10;
+}

@@ -1,0 +1,257 @@
+import { performance } from 'node:perf_hooks';
+import { Counter, Gauge, Histogram, Registry } from 'prom-client';
+import { isLabelWord, LabelSet, OTHER } from './label-set.ts';
+import { type LabelOf, type SeriesName, type SeriesOf, seriesSpec } from './series.ts';
+
+/** Part of the time to the first content. */
+export type TtftPhase = 'total' | 'queue' | 'prefill' | 'decode';
+
+/** What `requestFinished` counts; durations in milliseconds. */
+export interface FinishedRequest {
+  /** As given to `requestStarted`. */
+  readonly api: string;
+  /** As the client named it; becomes a label only if known. */
+  readonly model: string;
+  /** Plan mode as a word; absent if no plan was made. */
+  readonly mode?: string | undefined;
+  /** Status the client got, 499 where it left first. */
+  readonly status: number;
+  readonly durationMs: number;
+  readonly promptTokens?: number | undefined;
+  readonly cachedTokens?: number | undefined;
+  readonly completionTokens?: number | undefined;
+}
+
+/** One instance for `baton_instances`, as words. */
+export interface InstanceWords {
+  readonly role: string;
+  readonly state: string;
+}
+
+/** Settings of {@link Metrics}. */
+export interface MetricsOptions {
+  /** Version of baton. */
+  readonly version: string;
+}
+
+const MAX_MODELS = 256;
+const MAX_WORDS = 64;
+
+/**
+ * The series of one process, each with a method that says what happened; owns a registry of its own.
+ * Values that are read and not counted (queue, instances) come from sources that are called at each scrape.
+ */
+export class Metrics {
+  readonly #registry = new Registry();
+  readonly #knownModels = new Set<string>();
+  readonly #models = new LabelSet(MAX_MODELS, (name) => this.#knownModels.has(name));
+  readonly #words = new Map<string, LabelSet>();
+
+  readonly #requests = this.#counter('baton_requests_total');
+  readonly #requestDuration = this.#histogram('baton_request_duration_seconds');
+  readonly #inFlight = this.#gauge('baton_requests_in_flight');
+  readonly #ttft = this.#histogram('baton_ttft_seconds');
+  readonly #prefillDuration = this.#histogram('baton_prefill_duration_seconds');
+  readonly #legs = this.#counter('baton_legs_total');
+  readonly #plans = this.#counter('baton_plan_total');
+  readonly #handlesRejected = this.#counter('baton_handles_rejected_total');
+  readonly #retries = this.#counter('baton_retries_total');
+  readonly #errors = this.#counter('baton_errors_total');
+  readonly #tokens = this.#counter('baton_tokens_total');
+  readonly #streamBytes = this.#counter('baton_stream_bytes_total');
+  readonly #clientAborts = this.#counter('baton_client_aborts_total');
+  readonly #queueWait = this.#histogram('baton_queue_wait_seconds');
+  readonly #probes = this.#counter('baton_probes_total');
+
+  #readQueueDepth: () => number = () => 0;
+  #readInstances: () => readonly InstanceWords[] = () => [];
+  #readRegistryStale: () => boolean = () => false;
+
+  constructor(options: MetricsOptions) {
+    this.#gauge('baton_build_info').set({ version: options.version, node: process.versions.node }, 1);
+    this.#gauge('baton_queue_depth', (gauge) => gauge.set(this.#readQueueDepth()));
+    this.#gauge('baton_registry_stale', (gauge) => gauge.set(this.#readRegistryStale() ? 1 : 0));
+    this.#gauge('baton_instances', (gauge) => {
+      gauge.reset();
+      for (const { role, state } of this.#readInstances()) gauge.inc({ role, state });
+    });
+    this.#addProcessSeries();
+  }
+
+  /** Content type of what `render` returns. */
+  get contentType(): string {
+    return this.#registry.contentType;
+  }
+
+  /** All series in the Prometheus text format. */
+  render(): Promise<string> {
+    return this.#registry.metrics();
+  }
+
+  /** Replaces the set of model names that may become labels; at most 256 distinct ones ever do. */
+  setKnownModels(names: Iterable<string>): void {
+    this.#knownModels.clear();
+    for (const name of names) this.#knownModels.add(name);
+  }
+
+  /** `name` if it is a known model, `none` if it is empty, else `other`. */
+  modelLabel(name: string): string {
+    return this.#models.label(name);
+  }
+
+  /** Counts a client request in; each call needs one `requestFinished` of the same `api`. */
+  requestStarted(api: string): void {
+    this.#inFlight.inc({ api: this.#word('api', api) });
+  }
+
+  /** Counts a client request out, with its status, duration and tokens. */
+  requestFinished(request: FinishedRequest): void {
+    const api = this.#word('api', request.api);
+    const model = this.modelLabel(request.model);
+    const mode = this.#word('mode', request.mode);
+    this.#inFlight.dec({ api });
+    this.#requests.inc({ api, model, mode, status_class: statusClass(request.status) });
+    this.#requestDuration.observe({ api, model, mode }, request.durationMs / 1000);
+    this.#addTokens(model, 'prompt', request.promptTokens);
+    this.#addTokens(model, 'cached', request.cachedTokens);
+    this.#addTokens(model, 'completion', request.completionTokens);
+  }
+
+  /** Records the time to the first content, or one part of it. */
+  firstContent(model: string, phase: TtftPhase, milliseconds: number): void {
+    this.#ttft.observe({ model: this.modelLabel(model), phase }, milliseconds / 1000);
+  }
+
+  /** Records a prefill leg that ended well. */
+  prefillFinished(model: string, milliseconds: number): void {
+    this.#prefillDuration.observe({ model: this.modelLabel(model) }, milliseconds / 1000);
+  }
+
+  /** Counts an upstream call; `ending` is a LegEnding as a lower-case word. */
+  legEnded(leg: 'prefill' | 'decode', ending: string): void {
+    this.#legs.inc({ leg, ending: this.#word('ending', ending) });
+  }
+
+  /** Counts a plan by its mode and reason words. */
+  planned(mode: string, reason: string): void {
+    this.#plans.inc({ mode: this.#word('mode', mode), reason: this.#word('plan_reason', reason) });
+  }
+
+  /** Counts a handle that was not usable. */
+  handleRejected(leg: 'prefill' | 'decode', reason: string): void {
+    this.#handlesRejected.inc({ leg, reason: this.#word('handle_reason', reason) });
+  }
+
+  /** Counts a leg that is sent again. */
+  retried(reason: string): void {
+    this.#retries.inc({ reason: this.#word('retry_reason', reason) });
+  }
+
+  /** Counts a failure by its ErrorInfo reason, either case. */
+  failed(reason: string): void {
+    this.#errors.inc({ reason: this.#word('error_reason', reason.toLowerCase()) });
+  }
+
+  /** Adds bytes of a streamed reply. */
+  streamed(bytes: number): void {
+    this.#streamBytes.inc(bytes);
+  }
+
+  /** Counts a client that left early. */
+  clientAborted(phase: string): void {
+    this.#clientAborts.inc({ phase: this.#word('phase', phase) });
+  }
+
+  /** Records a wait in the queue, e.g. `routed`, `timeout`, `client_gone`. */
+  queueLeft(outcome: string, milliseconds: number): void {
+    this.#queueWait.observe({ outcome: this.#word('queue_outcome', outcome) }, milliseconds / 1000);
+  }
+
+  /** Counts a health probe by its result word. */
+  probed(result: string): void {
+    this.#probes.inc({ result: this.#word('probe_result', result) });
+  }
+
+  /** Source of `baton_queue_depth`. Default 0. */
+  watchQueueDepth(read: () => number): void {
+    this.#readQueueDepth = read;
+  }
+
+  /** Source of `baton_instances`. Default none. */
+  watchInstances(read: () => readonly InstanceWords[]): void {
+    this.#readInstances = read;
+  }
+
+  /** Source of `baton_registry_stale`. Default fresh. */
+  watchRegistryStale(read: () => boolean): void {
+    this.#readRegistryStale = read;
+  }
+
+  #addTokens(model: string, kind: 'prompt' | 'cached' | 'completion', tokens: number | undefined): void {
+    // A count that is no count would make the counter throw and fail the request it describes.
+    if (tokens !== undefined && Number.isSafeInteger(tokens) && tokens > 0) this.#tokens.inc({ model, kind }, tokens);
+  }
+
+  #word(set: string, value: string | undefined): string {
+    let words = this.#words.get(set);
+    if (words === undefined) {
+      words = new LabelSet(MAX_WORDS, isLabelWord);
+      this.#words.set(set, words);
+    }
+    return words.label(value);
+  }
+
+  #counter<Name extends SeriesOf<'counter'>>(name: Name, collect?: (counter: Counter<LabelOf<Name>>) => void) {
+    return new Counter<LabelOf<Name>>({
+      ...describe(name),
+      registers: [this.#registry],
+      ...(collect === undefined ? {} : { collect() { collect(this); } }),
+    });
+  }
+
+  #gauge<Name extends SeriesOf<'gauge'>>(name: Name, collect?: (gauge: Gauge<LabelOf<Name>>) => void) {
+    return new Gauge<LabelOf<Name>>({
+      ...describe(name),
+      registers: [this.#registry],
+      ...(collect === undefined ? {} : { collect() { collect(this); } }),
+    });
+  }
+
+  #histogram<Name extends SeriesOf<'histogram'>>(name: Name) {
+    return new Histogram<LabelOf<Name>>({
+      ...describe(name),
+      buckets: [...(seriesSpec(name).buckets ?? [])],
+      registers: [this.#registry],
+    });
+  }
+
+  /** prom-client's own collection starts observers and timers that outlive a registry; these are read at each scrape. */
+  #addProcessSeries(): void {
+    const began = Date.now() / 1000 - process.uptime();
+    this.#gauge('process_start_time_seconds').set(began);
+    this.#counter('process_cpu_seconds_total', (counter) => {
+      const { user, system } = process.cpuUsage();
+      counter.reset();
+      counter.inc((user + system) / 1e6);
+    });
+    this.#gauge('process_resident_memory_bytes', (gauge) => gauge.set(process.memoryUsage.rss()));
+    this.#gauge('nodejs_heap_size_used_bytes', (gauge) => gauge.set(process.memoryUsage().heapUsed));
+    this.#gauge('nodejs_external_memory_bytes', (gauge) => gauge.set(process.memoryUsage().external));
+    let before = performance.eventLoopUtilization();
+    this.#gauge('nodejs_eventloop_utilization', (gauge) => {
+      const at = performance.eventLoopUtilization();
+      gauge.set(performance.eventLoopUtilization(at, before).utilization);
+      before = at;
+    });
+  }
+}
+
+/** `2xx` to `5xx`, `other` for a number that is no HTTP status. */
+export function statusClass(status: number): string {
+  return status >= 100 && status < 600 ? `${Math.floor(status / 100)}xx` : OTHER;
+}
+
+function describe<Name extends SeriesName>(name: Name): { name: Name; help: string; labelNames: LabelOf<Name>[] } {
+  const { help, labels } = seriesSpec(name);
+  return { name, help, labelNames: [...labels] as LabelOf<Name>[] };
+}

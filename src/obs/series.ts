@@ -1,0 +1,191 @@
+/** One time series family that baton exposes. */
+export interface SeriesSpec {
+  readonly name: string;
+  readonly kind: 'counter' | 'gauge' | 'histogram';
+  readonly help: string;
+  readonly labels: readonly string[];
+  /** Upper bounds of a histogram, in the unit of its name. */
+  readonly buckets?: readonly number[];
+}
+
+/** Seconds, 1 ms to 240 s: the range the peers' dashboards use. */
+const SECONDS = [
+  0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, 45, 60, 90, 120, 180, 240,
+] as const;
+
+/**
+ * Every series of a process, the only place that names one; `docs/metrics.md` lists the same.
+ * No label takes a value that a client chose: models are folded to the known ones, words to a bounded set.
+ */
+export const SERIES = [
+  {
+    name: 'baton_build_info',
+    kind: 'gauge',
+    help: 'Always 1; the labels tell the version of baton and of Node.',
+    labels: ['version', 'node'],
+  },
+  {
+    name: 'baton_requests_total',
+    kind: 'counter',
+    help: 'Client requests that ended, by the status the client got (499 in 4xx where it left first).',
+    labels: ['api', 'model', 'mode', 'status_class'],
+  },
+  {
+    name: 'baton_request_duration_seconds',
+    kind: 'histogram',
+    help: 'Time from the request to the end of its reply.',
+    labels: ['api', 'model', 'mode'],
+    buckets: SECONDS,
+  },
+  {
+    name: 'baton_requests_in_flight',
+    kind: 'gauge',
+    help: 'Client requests that began and did not end.',
+    labels: ['api'],
+  },
+  {
+    name: 'baton_ttft_seconds',
+    kind: 'histogram',
+    help: 'Time to the first content: the total and its queue, prefill and decode parts.',
+    labels: ['model', 'phase'],
+    buckets: SECONDS,
+  },
+  {
+    name: 'baton_prefill_duration_seconds',
+    kind: 'histogram',
+    help: 'Time of a prefill leg that ended well, from its first byte sent to the end of its reply.',
+    labels: ['model'],
+    buckets: SECONDS,
+  },
+  {
+    name: 'baton_legs_total',
+    kind: 'counter',
+    help: 'Upstream calls that ended, by how they ended.',
+    labels: ['leg', 'ending'],
+  },
+  {
+    name: 'baton_plan_total',
+    kind: 'counter',
+    help: 'Plans made, by mode and by the reason for it.',
+    labels: ['mode', 'reason'],
+  },
+  {
+    name: 'baton_handles_rejected_total',
+    kind: 'counter',
+    help: 'Handles that an engine returned and that were not usable, by what is wrong with them.',
+    labels: ['leg', 'reason'],
+  },
+  {
+    name: 'baton_retries_total',
+    kind: 'counter',
+    help: 'Legs sent again, by what went wrong before.',
+    labels: ['reason'],
+  },
+  {
+    name: 'baton_errors_total',
+    kind: 'counter',
+    help: 'Failures of requests that baton itself reports, by ErrorInfo reason in lower case.',
+    labels: ['reason'],
+  },
+  {
+    name: 'baton_tokens_total',
+    kind: 'counter',
+    help: 'Tokens as the engines counted them in usage: prompt, cached (a part of prompt), completion.',
+    labels: ['model', 'kind'],
+  },
+  {
+    name: 'baton_stream_bytes_total',
+    kind: 'counter',
+    help: 'Bytes of streamed replies written to clients.',
+    labels: [],
+  },
+  {
+    name: 'baton_client_aborts_total',
+    kind: 'counter',
+    help: 'Requests whose client left early, by the phase they were in.',
+    labels: ['phase'],
+  },
+  {
+    name: 'baton_queue_depth',
+    kind: 'gauge',
+    help: 'Requests that wait for a routable pair.',
+    labels: [],
+  },
+  {
+    name: 'baton_queue_wait_seconds',
+    kind: 'histogram',
+    help: 'Time in the queue of requests that waited, by how the wait ended.',
+    labels: ['outcome'],
+    buckets: SECONDS,
+  },
+  {
+    name: 'baton_instances',
+    kind: 'gauge',
+    help: 'Engine instances by role and state.',
+    labels: ['role', 'state'],
+  },
+  {
+    name: 'baton_probes_total',
+    kind: 'counter',
+    help: 'Health probes by result.',
+    labels: ['result'],
+  },
+  {
+    name: 'baton_registry_stale',
+    kind: 'gauge',
+    help: '1 while the view of the instances is an old one because the registry does not answer, else 0.',
+    labels: [],
+  },
+  {
+    name: 'process_start_time_seconds',
+    kind: 'gauge',
+    help: 'Unix time at which this process began.',
+    labels: [],
+  },
+  {
+    name: 'process_cpu_seconds_total',
+    kind: 'counter',
+    help: 'User and system CPU time of this process.',
+    labels: [],
+  },
+  {
+    name: 'process_resident_memory_bytes',
+    kind: 'gauge',
+    help: 'Resident memory of this process.',
+    labels: [],
+  },
+  {
+    name: 'nodejs_heap_size_used_bytes',
+    kind: 'gauge',
+    help: 'JavaScript heap in use.',
+    labels: [],
+  },
+  {
+    name: 'nodejs_external_memory_bytes',
+    kind: 'gauge',
+    help: 'Memory outside the JavaScript heap that JavaScript objects hold, buffers included.',
+    labels: [],
+  },
+  {
+    name: 'nodejs_eventloop_utilization',
+    kind: 'gauge',
+    help: 'Share of time, 0 to 1, that the event loop was busy since the scrape before.',
+    labels: [],
+  },
+] as const satisfies readonly SeriesSpec[];
+
+/** Name of a row of {@link SERIES}. */
+export type SeriesName = (typeof SERIES)[number]['name'];
+
+/** Names of the rows of one kind. */
+export type SeriesOf<Kind extends SeriesSpec['kind']> = Extract<(typeof SERIES)[number], { kind: Kind }>['name'];
+
+/** Label names of a row. */
+export type LabelOf<Name extends SeriesName> = Extract<(typeof SERIES)[number], { name: Name }>['labels'][number];
+
+/** The row of `name`. */
+export function seriesSpec(name: SeriesName): SeriesSpec {
+  const spec = SERIES.find((row) => row.name === name);
+  if (spec === undefined) throw new Error(`no series ${name}`);
+  return spec;
+}

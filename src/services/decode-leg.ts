@@ -1,0 +1,358 @@
+import type { IncomingHttpHeaders } from 'node:http';
+import { DONE_EVENT, errorEvent, maskAddresses, type OpenAiError } from '../core/openai-error.ts';
+import { type EventFacts, type MuteSpec, muteEvent, muteReply, readEvent, readReply } from '../core/reply.ts';
+import { SseSplitter } from '../core/sse.ts';
+import type { EngineClient, LegControl, LegFailure, LegRequest } from '../engine/client.ts';
+import type { ClientSink } from './client-sink.ts';
+import {
+  classifyStatus,
+  concat,
+  connectionFailure,
+  type FailedLeg,
+  type GoneLeg,
+  type LegAuth,
+  ownRefusal,
+  type RefusedLeg,
+  timeoutFailure,
+} from './leg.ts';
+
+/** What a relayed reply told besides its text. */
+export interface ReplyFacts {
+  readonly status: number;
+  readonly usage: EventFacts['usage'];
+  /** Raw JSON of the engine's handle for the next turn, if it gave one. */
+  readonly kvTransferParams: Uint8Array | undefined;
+  /** When the first content went to the client, on the caller's clock. */
+  readonly contentAt: number;
+}
+
+/** The reply is with the client, whole. */
+export interface RelayedLeg {
+  readonly kind: 'relayed';
+  readonly facts: ReplyFacts;
+}
+
+/** The reply broke after its first content; the client was told in the stream. */
+export interface BrokenLeg {
+  readonly kind: 'broken';
+  readonly reason: 'reset' | 'idle' | 'cut' | 'engine_error';
+  readonly facts: ReplyFacts;
+}
+
+export type DecodeResult = RelayedLeg | BrokenLeg | FailedLeg | RefusedLeg | GoneLeg;
+
+/** Limits of a decode leg; times in milliseconds, 0 = none. */
+export interface DecodeLegOptions {
+  readonly auth: LegAuth;
+  readonly mute: MuteSpec;
+  /** Headers baton adds to the reply; they win over the engine's. */
+  readonly headers: Readonly<Record<string, string>>;
+  readonly firstContentMs: number;
+  readonly wholeReplyMs: number;
+  readonly idleMs: number;
+  /** Whether the client asked for a stream; decides which of the two limits above waits for the reply's start. */
+  readonly streamed: boolean;
+  readonly holdBytes: number;
+  readonly bufferBytes: number;
+  /** True when the engine has failed its health checks for so long that waiting for it is hopeless. */
+  readonly isHopeless: () => boolean;
+  readonly now: () => number;
+}
+
+/** How often a silent leg's engine is looked at. */
+const HEALTH_LOOK_MS = 1000;
+
+/**
+ * Runs a decode leg and relays its reply. Status and head of a stream are held until the first event with content, so
+ * that a failure before it is the caller's to repair; from then on every event goes out as it arrives.
+ */
+export function runDecodeLeg(
+  engines: EngineClient,
+  request: LegRequest,
+  sink: ClientSink,
+  options: DecodeLegOptions,
+): Promise<DecodeResult> {
+  if (sink.signal.aborted) return Promise.resolve({ kind: 'gone' });
+  return new Promise((resolve) => {
+    new DecodeLeg(sink, options, resolve).start(engines, request);
+  });
+}
+
+const encoder = new TextEncoder();
+
+class DecodeLeg {
+  readonly #sink: ClientSink;
+  readonly #options: DecodeLegOptions;
+  readonly #resolve: (result: DecodeResult) => void;
+  readonly #splitter = new SseSplitter();
+  #control: LegControl | undefined;
+  #status = 0;
+  #headers: IncomingHttpHeaders = {};
+  #mode: 'head' | 'whole' | 'held' | 'open' = 'head';
+  /** Pieces of a whole reply, or held events. */
+  #kept: Uint8Array[] = [];
+  #keptBytes = 0;
+  readonly #choices = new Map<number, boolean>();
+  #done = false;
+  #erred = false;
+  #usage: EventFacts['usage'];
+  #kvTransferParams: Uint8Array | undefined;
+  #contentAt = 0;
+  #limit: 'timeout' | 'idle' | 'unhealthy' | undefined;
+  #waiting: NodeJS.Timeout | undefined;
+  #health: NodeJS.Timeout | undefined;
+  #paused = false;
+  readonly #leave = () => this.#control?.abort(new Error('the client left'));
+
+  constructor(sink: ClientSink, options: DecodeLegOptions, resolve: (result: DecodeResult) => void) {
+    this.#sink = sink;
+    this.#options = options;
+    this.#resolve = resolve;
+  }
+
+  start(engines: EngineClient, request: LegRequest): void {
+    const { streamed, firstContentMs, wholeReplyMs, isHopeless } = this.#options;
+    this.#sink.signal.addEventListener('abort', this.#leave, { once: true });
+    this.#arm(streamed ? firstContentMs : wholeReplyMs, 'timeout');
+    this.#health = setInterval(() => {
+      if (isHopeless()) this.#giveUp('unhealthy');
+    }, HEALTH_LOOK_MS);
+    this.#control = engines.send(request, {
+      head: (status, headers) => this.#onHead(status, headers),
+      data: (chunk) => this.#onData(chunk),
+      end: () => this.#onEnd(),
+      fail: (failure) => this.#onFail(failure),
+    });
+  }
+
+  #onHead(status: number, headers: IncomingHttpHeaders): void {
+    this.#status = status;
+    this.#headers = headers;
+    const isStream = /^text\/event-stream\b/i.test(headers['content-type'] ?? '');
+    this.#mode = isStream && status >= 200 && status < 300 ? 'held' : 'whole';
+  }
+
+  #onData(chunk: Uint8Array): void {
+    if (this.#mode === 'whole') {
+      this.#kept.push(chunk);
+      this.#keptBytes += chunk.byteLength;
+      return;
+    }
+    for (const event of this.#splitter.push(chunk)) {
+      if (!this.#onEvent(event)) return;
+    }
+    if (this.#mode !== 'open') return;
+    this.#arm(this.#options.idleMs, 'idle');
+    this.#slowDown();
+  }
+
+  /** @returns false when the leg is over. */
+  #onEvent(raw: Uint8Array): boolean {
+    const facts = readEvent(raw);
+    this.#note(facts);
+    if (facts.error !== undefined && this.#mode === 'held') {
+      this.#fail(errorBeforeContent(facts.error));
+      this.#control?.abort(new Error('the engine failed'));
+      return false;
+    }
+    let event = muteEvent(raw, this.#options.mute);
+    if (facts.error !== undefined) {
+      this.#erred = true;
+      event = maskedErrorEvent(event, facts.error);
+    }
+    if (this.#mode === 'open') {
+      this.#sink.write(event);
+      return true;
+    }
+    this.#kept.push(event);
+    this.#keptBytes += event.byteLength;
+    if (facts.hasContent || facts.done || this.#keptBytes > this.#options.holdBytes) this.#open();
+    return true;
+  }
+
+  #note(facts: EventFacts): void {
+    if (facts.done) this.#done = true;
+    if (facts.usage !== undefined) this.#usage = facts.usage;
+    if (facts.kvTransferParams !== undefined) this.#kvTransferParams = facts.kvTransferParams;
+    for (const index of facts.seen) if (!this.#choices.has(index)) this.#choices.set(index, false);
+    for (const index of facts.finished) this.#choices.set(index, true);
+  }
+
+  /** Shows the held head: from here on a failure can only be told in the stream. */
+  #open(): void {
+    this.#mode = 'open';
+    this.#contentAt = this.#options.now();
+    clearInterval(this.#health);
+    this.#sink.start(this.#status, {
+      ...replyHeaders(this.#headers),
+      'cache-control': 'no-cache',
+      'x-accel-buffering': 'no',
+      ...this.#options.headers,
+    });
+    this.#sink.write(concat(this.#kept, this.#keptBytes));
+    this.#kept = [];
+  }
+
+  /** Stops reading from the engine while too much waits for a slow client. */
+  #slowDown(): void {
+    if (this.#paused || this.#sink.bufferedBytes() <= this.#options.bufferBytes) return;
+    this.#paused = true;
+    this.#control?.pause();
+    clearTimeout(this.#waiting);
+    this.#sink.onceDrained(() => {
+      this.#paused = false;
+      this.#arm(this.#options.idleMs, 'idle');
+      this.#control?.resume();
+    });
+  }
+
+  #onEnd(): void {
+    if (this.#mode === 'whole' || this.#mode === 'head') this.#endWhole();
+    else this.#endStream();
+  }
+
+  #endWhole(): void {
+    const { auth, mute, headers, now } = this.#options;
+    const body = concat(this.#kept, this.#keptBytes);
+    const problem = classifyStatus(this.#status, this.#headers, body, auth);
+    if (problem !== undefined) return this.#settle(problem);
+    const reply = readReply(body);
+    if (reply.kind === 'invalid') {
+      const refusal = ownRefusal('ENGINE_REPLY_INVALID', 'The engine answered with something that is no JSON object.');
+      return this.#settle({ kind: 'failed', cause: 'started', refusal });
+    }
+    if (reply.error !== undefined) return this.#fail(errorBeforeContent(reply.error));
+    this.#usage = reply.usage;
+    this.#kvTransferParams = reply.kvTransferParams;
+    const muted = muteReply(body, mute);
+    this.#contentAt = now();
+    this.#sink.start(this.#status, {
+      ...replyHeaders(this.#headers),
+      ...headers,
+      'content-length': String(muted.byteLength),
+    });
+    this.#sink.write(muted);
+    this.#sink.end();
+    this.#settle({ kind: 'relayed', facts: this.#facts() });
+  }
+
+  #endStream(): void {
+    // An engine that closes right after its last line may leave the blank line out.
+    const rest = this.#splitter.rest();
+    if (rest.byteLength > 0 && isWholeEvent(rest) && !this.#onEvent(terminated(rest))) return;
+    const finished = this.#choices.size > 0 && [...this.#choices.values()].every((isFinished) => isFinished);
+    if (this.#mode === 'held') {
+      if (!finished) return this.#fail(errorBeforeContent({ ...LOST, message: 'The engine ended its reply without content.' }));
+      this.#open();
+    }
+    if (!this.#done && (finished || this.#erred)) this.#sink.write(DONE_EVENT);
+    if (!this.#done && !finished && !this.#erred) return this.#break('cut');
+    this.#sink.end();
+    if (this.#erred) this.#settle({ kind: 'broken', reason: 'engine_error', facts: this.#facts() });
+    else this.#settle({ kind: 'relayed', facts: this.#facts() });
+  }
+
+  #onFail(failure: LegFailure): void {
+    if (this.#sink.signal.aborted) return this.#settle({ kind: 'gone' });
+    if (this.#mode === 'open') {
+      // Everything was said: how the engine hangs up no longer matters.
+      if (this.#done) return this.#endStream();
+      return this.#break(this.#limit === 'idle' ? 'idle' : 'reset');
+    }
+    if (this.#limit === undefined) this.#settle(connectionFailure(failure));
+    else this.#settle({ ...timeoutFailure(), cause: this.#limit === 'unhealthy' ? 'unhealthy' : 'timeout' });
+  }
+
+  /** The stream cannot be completed: says so in the stream, never silently. */
+  #break(reason: BrokenLeg['reason']): void {
+    this.#sink.write(errorEvent(reason === 'idle' ? SILENT : LOST));
+    this.#sink.write(DONE_EVENT);
+    this.#sink.end();
+    this.#settle({ kind: 'broken', reason, facts: this.#facts() });
+  }
+
+  #fail(result: FailedLeg): void {
+    this.#settle(result);
+  }
+
+  #facts(): ReplyFacts {
+    return {
+      status: this.#status,
+      usage: this.#usage,
+      kvTransferParams: this.#kvTransferParams,
+      contentAt: this.#contentAt,
+    };
+  }
+
+  #arm(ms: number, limit: 'timeout' | 'idle'): void {
+    clearTimeout(this.#waiting);
+    if (ms > 0 && !this.#paused) this.#waiting = setTimeout(() => this.#giveUp(limit), ms);
+  }
+
+  #giveUp(limit: 'timeout' | 'idle' | 'unhealthy'): void {
+    this.#limit = limit;
+    this.#control?.abort(new Error(`decode leg given up: ${limit}`));
+  }
+
+  #settle(result: DecodeResult): void {
+    clearTimeout(this.#waiting);
+    clearInterval(this.#health);
+    this.#sink.signal.removeEventListener('abort', this.#leave);
+    this.#resolve(result);
+  }
+}
+
+const LOST: OpenAiError = ownRefusal(
+  'ENGINE_CONNECTION_LOST',
+  'The connection to the engine broke before its reply was whole.',
+).error;
+const SILENT: OpenAiError = ownRefusal('ENGINE_TIMEOUT', 'The engine stopped sending.').error;
+
+/** An error object in a 200 reply, before any content: the status the engine meant. */
+function errorBeforeContent(error: NonNullable<EventFacts['error']> | OpenAiError): FailedLeg {
+  const code = typeof error.code === 'number' && error.code >= 400 && error.code < 600 ? error.code : undefined;
+  const masked = { ...error, type: error.type ?? 'upstream_error', message: maskAddresses(error.message) };
+  return { kind: 'failed', cause: 'status', refusal: { status: code ?? 502, error: masked } };
+}
+
+function maskedErrorEvent(event: Uint8Array, error: NonNullable<EventFacts['error']>): Uint8Array {
+  const message = maskAddresses(error.message);
+  if (message === error.message) return event;
+  return encoder.encode(errorEvent({ ...error, type: error.type ?? 'upstream_error', message }));
+}
+
+function isWholeEvent(rest: Uint8Array): boolean {
+  const facts = readEvent(rest);
+  return facts.done || facts.error !== undefined || facts.seen.length > 0 || facts.usage !== undefined;
+}
+
+function terminated(rest: Uint8Array): Uint8Array {
+  return concat([rest, encoder.encode('\n\n')], rest.byteLength + 2);
+}
+
+/** Headers that belong to one connection, or that baton sets itself. */
+const DROPPED_REPLY_HEADERS = new Set([
+  'connection',
+  'content-length',
+  'date',
+  'keep-alive',
+  'proxy-authenticate',
+  'proxy-connection',
+  'server',
+  'te',
+  'trailer',
+  'transfer-encoding',
+  'upgrade',
+  'x-request-id',
+]);
+
+/** The engine's reply headers without those that belong to its connection or to baton. */
+export function replyHeaders(headers: IncomingHttpHeaders): Record<string, string> {
+  const named = new Set((headers.connection ?? '').split(',').map((name) => name.trim().toLowerCase()));
+  const kept: Record<string, string> = {};
+  for (const [name, value] of Object.entries(headers)) {
+    if (value === undefined || DROPPED_REPLY_HEADERS.has(name) || named.has(name)) continue;
+    kept[name] = Array.isArray(value) ? value.join(', ') : value;
+  }
+  return kept;
+}

@@ -1,0 +1,290 @@
+import { create } from '@bufbuild/protobuf';
+import { durationFromMs } from '@bufbuild/protobuf/wkt';
+import {
+  EngineInfoSchema,
+  IncarnationSchema,
+  type Incarnation,
+  type Instance,
+  InstanceSchema,
+  InstanceState,
+  KvSettingsSchema,
+  LoadSampleSchema,
+  type ModelCard,
+  ModelCardSchema,
+  Role,
+} from '../../gen/baton/v1/instance_pb.ts';
+import type { EngineMetrics } from '../engine/metrics-text.ts';
+import type { ProbeHealth, ProbePart, ProbeResult } from '../engine/probe.ts';
+
+/** One instance of the configuration; durations in milliseconds. */
+export interface StaticInstance {
+  readonly id: string;
+  readonly url: string;
+  readonly role: 'prefill' | 'decode' | 'both';
+  readonly connector: string;
+  readonly headers: Readonly<Record<string, string>>;
+  /** Key of this instance; sent by probes unless the registry is given another. */
+  readonly apiKey?: string;
+  readonly labels: Readonly<Record<string, string>>;
+  readonly kvLeaseMs: number;
+  readonly decoderTtlMs: number;
+  readonly bidirectional: string;
+  readonly loadFailurePolicy: string;
+}
+
+/** How instances are watched; durations in milliseconds. */
+export interface HealthSettings {
+  /** Between two probes of a healthy instance; 0 = only until it is healthy, and after a refused connection. */
+  readonly intervalMs: number;
+  /** Per request of a probe; 0 = no limit. */
+  readonly timeoutMs: number;
+  /** Failed probes in a row that make a READY instance SUSPECT. */
+  readonly failures: number;
+}
+
+/** How long model cards and version are believed before they are read again. */
+export const DETAILS_MAX_AGE_MS = 30_000;
+
+const FIRST_RETRY_MS = 250;
+const DEFAULT_RETRY_CAP_MS = 5000;
+const MAX_MODELS = 256;
+
+/** What is known of one instance, and the rules by which probes and calls change it; holds no timer and no socket. */
+export class InstanceRecord {
+  readonly spec: StaticInstance;
+  readonly #health: HealthSettings;
+
+  #up: 'unknown' | 'up' | 'down' = 'unknown';
+  #reason = 'awaiting_first_probe';
+  #drainReason: string | undefined;
+  #failures = 0;
+  #fastRetries = 0;
+  #lastFailure: ProbeHealth['kind'] | undefined;
+  /** Connections were refused since the last good probe, so another process may answer next. */
+  #refusedSinceGood = false;
+  #lastPassiveOk = Number.NEGATIVE_INFINITY;
+
+  #generation = 1;
+  #metrics: EngineMetrics = {};
+  #metricsAt = 0;
+  #kind = '';
+  #version = '';
+  #models: readonly ModelCard[] = [];
+  #modelsKnown = false;
+  #detailsAt = Number.NEGATIVE_INFINITY;
+  /** A new process was seen by its start time alone; what it serves is read at once. */
+  #recheck = false;
+
+  constructor(spec: StaticInstance, health: HealthSettings) {
+    this.spec = spec;
+    this.#health = health;
+  }
+
+  get state(): InstanceState {
+    if (this.#drainReason !== undefined) return this.#up === 'down' ? InstanceState.GONE : InstanceState.DRAINING;
+    switch (this.#up) {
+      case 'unknown':
+        return InstanceState.STARTING;
+      case 'up':
+        return InstanceState.READY;
+      case 'down':
+        return InstanceState.SUSPECT;
+    }
+  }
+
+  /** Why it is in this state, a snake_case word. */
+  get reason(): string {
+    return this.state === InstanceState.DRAINING ? (this.#drainReason ?? this.#reason) : this.#reason;
+  }
+
+  /** Whether it was drained and not resumed. */
+  get isDrained(): boolean {
+    return this.#drainReason !== undefined;
+  }
+
+  /** The current life. */
+  get incarnation(): Incarnation {
+    const start = this.#metrics.processStartSeconds;
+    return create(IncarnationSchema, {
+      generation: this.#generation,
+      ...(start === undefined ? {} : { processStartSeconds: start }),
+    });
+  }
+
+  /** When the load was read, by the clock that `applyProbe` is given. */
+  get loadReadAt(): number {
+    return this.#metricsAt;
+  }
+
+  /** What the next probe reads beside the health. */
+  partsDue(now: number): ReadonlySet<ProbePart> {
+    const stale = this.#up !== 'up' || now - this.#detailsAt >= DETAILS_MAX_AGE_MS;
+    return new Set<ProbePart>(stale ? ['models', 'version', 'metrics'] : ['metrics']);
+  }
+
+  /** Takes the result of a probe that began at `startedAt` and ended at `now`. */
+  applyProbe(result: ProbeResult, startedAt: number, now: number): void {
+    if (result.health.kind === 'ok') this.#applyGood(result, now);
+    else this.#applyBad(result.health.kind, startedAt);
+  }
+
+  /** Takes what a request learnt; `refused` makes a READY instance SUSPECT, `ok` lets a slow health answer pass. */
+  applyPassive(outcome: 'refused' | 'ok', now: number): void {
+    if (outcome === 'ok') {
+      this.#lastPassiveOk = now;
+      return;
+    }
+    if (this.#up === 'unknown') return;
+    this.#refusedSinceGood = true;
+    // A draining instance is GONE only by probes: GONE means that what it holds is lost.
+    if (this.#up !== 'up' || this.#drainReason !== undefined) return;
+    this.#up = 'down';
+    this.#reason = 'connection_refused';
+    this.#fastRetries = 0;
+  }
+
+  /** Stops new legs; a second call changes nothing. */
+  drain(reason: string): void {
+    this.#drainReason ??= reason;
+  }
+
+  /** Ends draining; legs come back with the next good probe. */
+  resume(): void {
+    if (this.#drainReason === undefined) return;
+    this.#drainReason = undefined;
+    if (this.#up === 'unknown') return;
+    this.#up = 'down';
+    this.#reason = 'resumed';
+    this.#fastRetries = 0;
+  }
+
+  /** Milliseconds until the next probe, without jitter; undefined where none is due. */
+  nextDelayMs(): number | undefined {
+    if (this.#recheck) return 0;
+    const { intervalMs } = this.#health;
+    // A slow answer may be a busy engine's; quick repeats would make it slower.
+    const patient = this.#up === 'up' && (this.#failures === 0 || this.#lastFailure === 'timeout');
+    if (patient) return intervalMs > 0 ? intervalMs : undefined;
+    const cap = intervalMs > 0 ? intervalMs : DEFAULT_RETRY_CAP_MS;
+    return Math.min(FIRST_RETRY_MS * 2 ** Math.min(Math.max(this.#fastRetries - 1, 0), 16), cap);
+  }
+
+  /** The instance as others see it. */
+  toInstance(revision: bigint): Instance {
+    const { spec } = this;
+    const load = this.#load();
+    return create(InstanceSchema, {
+      id: spec.id,
+      url: spec.url,
+      role: ROLES[spec.role],
+      connector: spec.connector,
+      models: [...this.#models],
+      modelsKnown: this.#modelsKnown,
+      labels: { ...spec.labels },
+      state: this.state,
+      stateReason: this.reason,
+      incarnation: this.incarnation,
+      engine: create(EngineInfoSchema, {
+        kind: this.#kind,
+        version: this.#version,
+        blockSize: this.#metrics.blockSize ?? 0,
+        numGpuBlocks: this.#metrics.numGpuBlocks ?? 0,
+      }),
+      kv: create(KvSettingsSchema, {
+        lease: durationFromMs(spec.kvLeaseMs),
+        decoderTtl: durationFromMs(spec.decoderTtlMs),
+        bidirectional: spec.bidirectional,
+        loadFailurePolicy: spec.loadFailurePolicy,
+      }),
+      ...(load === undefined ? {} : { load }),
+      revision,
+    });
+  }
+
+  #applyGood(result: ProbeResult, now: number): void {
+    const startBefore = this.#metrics.processStartSeconds;
+    const start = result.metrics?.processStartSeconds;
+    const sameProcess = start !== undefined && start === startBefore;
+    const otherProcess = start !== undefined && startBefore !== undefined && start !== startBefore;
+    const newLife = this.#up !== 'unknown' && (otherProcess || (this.#refusedSinceGood && !sameProcess));
+    if (newLife) this.#beginLife();
+
+    // Only a probe that was to read the details of this process may stand for them.
+    const wasUp = this.#up === 'up';
+    this.#recheck = newLife && wasUp && result.models === undefined;
+    this.#up = 'up';
+    this.#reason = 'probe_ok';
+    this.#failures = 0;
+    this.#fastRetries = 0;
+    this.#lastFailure = undefined;
+    this.#refusedSinceGood = false;
+    this.#takeDetails(result, now);
+  }
+
+  #applyBad(kind: ProbeHealth['kind'], startedAt: number): void {
+    this.#recheck = false;
+    // It served a request while the probe waited: busy, and busy is not dead.
+    if (kind === 'timeout' && this.#up === 'up' && this.#lastPassiveOk >= startedAt) return;
+    if (kind === 'refused' && this.#up !== 'unknown') this.#refusedSinceGood = true;
+    this.#failures += 1;
+    this.#lastFailure = kind;
+    if (this.#up !== 'up' || kind !== 'timeout') this.#fastRetries += 1;
+    if (this.#up === 'up') {
+      if (this.#failures < this.#health.failures) return;
+      this.#up = 'down';
+    }
+    this.#reason = `probe_${kind}`;
+  }
+
+  #beginLife(): void {
+    this.#generation += 1;
+    this.#metrics = {};
+    this.#version = '';
+    this.#kind = '';
+    this.#detailsAt = Number.NEGATIVE_INFINITY;
+  }
+
+  #takeDetails(result: ProbeResult, now: number): void {
+    if (result.metrics !== undefined) {
+      // The layout and the start time are facts of the process; a text that lacks them does not unsay them.
+      const { blockSize, numGpuBlocks, processStartSeconds } = this.#metrics;
+      const known = Object.entries({ blockSize, numGpuBlocks, processStartSeconds }).filter(([, v]) => v !== undefined);
+      this.#metrics = { ...Object.fromEntries(known), ...result.metrics };
+      this.#metricsAt = now;
+    }
+    this.#kind = result.kind ?? this.#kind;
+    this.#version = result.version ?? this.#version;
+    if (result.models === undefined) return;
+    this.#modelsKnown = result.models.length <= MAX_MODELS;
+    this.#models = result.models.slice(0, MAX_MODELS).map(({ id, root, parent, maxModelLen, rawJson }) =>
+      create(ModelCardSchema, { id, root, parent, rawJson, ...(maxModelLen === undefined ? {} : { maxModelLen }) }),
+    );
+    this.#detailsAt = now;
+  }
+
+  #load() {
+    const { running, waiting, waitingDeferred, kvCacheUsage } = this.#metrics;
+    if (running === undefined && waiting === undefined && kvCacheUsage === undefined) return undefined;
+    return create(LoadSampleSchema, {
+      running: toUint32(running),
+      // The engine's waiting number has the deferred ones in it; the message counts them apart.
+      waiting: Math.max(0, toUint32(waiting) - toUint32(waitingDeferred)),
+      waitingDeferred: toUint32(waitingDeferred),
+      kvCacheUsage: kvCacheUsage ?? 0,
+    });
+  }
+}
+
+/** Whether two descriptions can be of the same life: every field that both know is equal. */
+export function isSameLife(a: Incarnation, b: Incarnation): boolean {
+  if (a.generation !== 0 && b.generation !== 0 && a.generation !== b.generation) return false;
+  if (a.engineId !== '' && b.engineId !== '' && a.engineId !== b.engineId) return false;
+  const [startA, startB] = [a.processStartSeconds, b.processStartSeconds];
+  return startA === undefined || startB === undefined || startA === startB;
+}
+
+const ROLES = { prefill: Role.PREFILL, decode: Role.DECODE, both: Role.BOTH } as const;
+
+function toUint32(value: number | undefined): number {
+  return Math.min(Math.max(Math.round(value ?? 0), 0), 0xffff_ffff);
+}

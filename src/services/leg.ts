@@ -1,0 +1,171 @@
+import type { IncomingHttpHeaders } from 'node:http';
+import { type BatonError, ERROR_REASONS, type ErrorReasonName } from '../core/errors.ts';
+import { type OpenAiError, readEngineError } from '../core/openai-error.ts';
+import type { EngineClient, LegFailure, LegRequest } from '../engine/client.ts';
+
+/** A reply that goes to the client as it is: status and the OpenAI error. */
+export interface Refusal {
+  readonly status: number;
+  readonly error: OpenAiError;
+  readonly retryAfterSeconds?: number;
+}
+
+/** How a leg went wrong before anything of it was shown. */
+export interface FailedLeg {
+  readonly kind: 'failed';
+  /**
+   * `not_sent`: the engine never saw the request. `stale`: reset on a reused connection before a reply byte.
+   * `started`: tokens may have been produced (a reply was cut). `status`: the engine said so itself.
+   */
+  readonly cause: 'not_sent' | 'stale' | 'reset' | 'started' | 'timeout' | 'status' | 'unhealthy';
+  readonly refusal: Refusal;
+}
+
+/** The engine refuses the request itself (4xx): no other engine would take it. */
+export interface RefusedLeg {
+  readonly kind: 'refused';
+  readonly refusal: Refusal;
+}
+
+/** The client left while the leg ran. */
+export interface GoneLeg {
+  readonly kind: 'gone';
+}
+
+/** Whose credential a leg carried: decides what a 401 means. */
+export type LegAuth = 'own' | 'client' | 'none';
+
+/** A whole reply, collected. */
+export interface WholeReply {
+  readonly kind: 'reply';
+  readonly status: number;
+  readonly headers: IncomingHttpHeaders;
+  readonly body: Uint8Array;
+  /** When the first reply byte arrived, on the caller's clock. */
+  readonly startedAt: number;
+}
+
+/** Default for how many bytes of a whole reply are collected; a larger one is a fault of the engine. */
+const MAX_WHOLE_REPLY = 512 * 1024 * 1024;
+
+/** Runs a leg whose reply is wanted whole. `timeoutMs` 0: no limit. */
+export function runWholeLeg(
+  engines: EngineClient,
+  request: LegRequest,
+  options: { readonly timeoutMs: number; readonly signal: AbortSignal; readonly now: () => number },
+): Promise<WholeReply | FailedLeg | GoneLeg> {
+  const { signal, timeoutMs, now } = options;
+  if (signal.aborted) return Promise.resolve({ kind: 'gone' });
+  return new Promise((resolve) => {
+    const chunks: Uint8Array[] = [];
+    let size = 0;
+    let status = 0;
+    let startedAt = 0;
+    let headers: IncomingHttpHeaders = {};
+    let timedOut = false;
+    const settle = (result: WholeReply | FailedLeg | GoneLeg) => {
+      clearTimeout(timer);
+      signal.removeEventListener('abort', leave);
+      resolve(result);
+    };
+    const control = engines.send(request, {
+      head(replyStatus, replyHeaders) {
+        status = replyStatus;
+        headers = replyHeaders;
+        startedAt = now();
+      },
+      data(chunk) {
+        size += chunk.byteLength;
+        if (size > MAX_WHOLE_REPLY) control.abort(new Error('the reply is too large'));
+        else chunks.push(chunk);
+      },
+      end() {
+        settle({ kind: 'reply', status, headers, body: concat(chunks, size), startedAt });
+      },
+      fail(failure) {
+        if (signal.aborted) settle({ kind: 'gone' });
+        else settle(timedOut ? timeoutFailure() : connectionFailure(failure));
+      },
+    });
+    const leave = () => control.abort(new Error('the client left'));
+    signal.addEventListener('abort', leave, { once: true });
+    const timer =
+      timeoutMs === 0
+        ? undefined
+        : setTimeout(() => {
+            timedOut = true;
+            control.abort(new Error('the leg took too long'));
+          }, timeoutMs);
+  });
+}
+
+/** Reads the status of a whole reply; undefined for a success. */
+export function classifyStatus(
+  status: number,
+  headers: IncomingHttpHeaders,
+  body: Uint8Array,
+  auth: LegAuth,
+): FailedLeg | RefusedLeg | undefined {
+  if (status >= 200 && status < 300) return undefined;
+  if ((status === 401 || status === 403) && auth === 'own') {
+    return { kind: 'refused', refusal: ownRefusal('ENGINE_AUTH', "The engine refused baton's own credential.") };
+  }
+  const error = readEngineError(status, new TextDecoder().decode(body.subarray(0, 64 * 1024)));
+  if (status >= 400 && status < 500 && status !== 429) return { kind: 'refused', refusal: { status, error } };
+  if (status < 400) {
+    return {
+      kind: 'failed',
+      cause: 'status',
+      refusal: ownRefusal('ENGINE_REPLY_INVALID', `The engine answered with status ${status}.`),
+    };
+  }
+  const busy = status === 429 || status === 503;
+  const retryAfterSeconds = Number(headers['retry-after']) || 1;
+  return { kind: 'failed', cause: 'status', refusal: { status, error, ...(busy ? { retryAfterSeconds } : {}) } };
+}
+
+/** A connection that failed, as a leg's result. */
+export function connectionFailure(failure: LegFailure): FailedLeg {
+  if (failure.kind === 'not_sent') {
+    const refusal = ownRefusal('ENGINE_UNREACHABLE', 'No engine could be reached for this request.');
+    return { kind: 'failed', cause: 'not_sent', refusal: { ...refusal, retryAfterSeconds: 1 } };
+  }
+  const cause = failure.replied ? 'started' : failure.reused ? 'stale' : 'reset';
+  return {
+    kind: 'failed',
+    cause,
+    refusal: ownRefusal('ENGINE_CONNECTION_LOST', 'The connection to the engine broke before its reply was whole.'),
+  };
+}
+
+/** A leg that hit its deadline. */
+export function timeoutFailure(): FailedLeg {
+  return {
+    kind: 'failed',
+    cause: 'timeout',
+    refusal: ownRefusal('ENGINE_TIMEOUT', 'The engine did not answer in time.'),
+  };
+}
+
+/** A refusal in baton's own words. */
+export function ownRefusal(reason: ErrorReasonName, message: string): Refusal {
+  const row = ERROR_REASONS[reason];
+  return { status: row.httpStatus, error: { message, type: row.type, param: null, code: reason.toLowerCase() } };
+}
+
+/** One of baton's errors as a refusal. */
+export function refusalOf(error: BatonError): Refusal {
+  const { httpStatus: status, message, type, param, retryAfterMs } = error;
+  return {
+    status,
+    error: { message, type, param, code: error.reason.toLowerCase() },
+    ...(retryAfterMs === undefined ? {} : { retryAfterSeconds: Math.max(1, Math.ceil(retryAfterMs / 1000)) }),
+  };
+}
+
+/** Joins collected pieces; one piece is not copied. */
+export function concat(chunks: readonly Uint8Array[], size: number): Uint8Array {
+  const [only] = chunks;
+  if (chunks.length === 1 && only !== undefined) return only;
+  return Buffer.concat(chunks, size);
+}

@@ -1,0 +1,108 @@
+import type { Client } from '@connectrpc/connect';
+import type { Instance } from '../../gen/baton/v1/instance_pb.ts';
+import type { PoolRegistry } from '../../gen/baton/v1/pool_registry_pb.ts';
+import type { InstanceView } from './instance-view.ts';
+
+/** Waits between attempts to watch a registry that is away, milliseconds. */
+const FIRST_RETRY_MS = 250;
+const LAST_RETRY_MS = 5000;
+
+/**
+ * The pools as a registry elsewhere tells them. While it is away the last view stays, and `stale` says so: engines do
+ * not stop working because nobody watches them.
+ */
+export class RemoteView implements InstanceView, AsyncDisposable {
+  readonly #client: Client<typeof PoolRegistry>;
+  readonly #stop = new AbortController();
+  readonly #listeners = new Set<() => void>();
+  readonly #byId = new Map<string, Instance>();
+  readonly #running: Promise<void>;
+  #snapshot: readonly Instance[] = [];
+  #resumeToken = '';
+  #fresh = false;
+
+  constructor(client: Client<typeof PoolRegistry>) {
+    this.#client = client;
+    this.#running = this.#watch();
+  }
+
+  /** True while the registry cannot be reached. */
+  get stale(): boolean {
+    return !this.#fresh;
+  }
+
+  readonly snapshot = (): readonly Instance[] => this.#snapshot;
+
+  readonly onChange = (listener: () => void): (() => void) => {
+    this.#listeners.add(listener);
+    return () => void this.#listeners.delete(listener);
+  };
+
+  /** The router that planned tells its own registry; a facade has nothing to add. */
+  readonly notePassive = (): void => {};
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    this.#stop.abort();
+    this.#listeners.clear();
+    await this.#running;
+  }
+
+  async #watch(): Promise<void> {
+    const { signal } = this.#stop;
+    for (let waitMs = FIRST_RETRY_MS; !signal.aborted; waitMs = Math.min(2 * waitMs, LAST_RETRY_MS)) {
+      try {
+        await this.#readStream(signal, () => {
+          waitMs = FIRST_RETRY_MS;
+        });
+      } catch {
+        // Away, or the token is not its own any more: a watch without one starts from a snapshot.
+        this.#resumeToken = '';
+      }
+      this.#fresh = false;
+      await pause(waitMs, signal);
+    }
+  }
+
+  async #readStream(signal: AbortSignal, onMessage: () => void): Promise<void> {
+    let named: Set<string> | undefined = this.#resumeToken === '' ? new Set() : undefined;
+    for await (const message of this.#client.watchInstances({ resumeToken: this.#resumeToken }, { signal })) {
+      onMessage();
+      this.#fresh = true;
+      if (message.resumeToken !== '') this.#resumeToken = message.resumeToken;
+      const { event } = message;
+      if (event.case === 'upserted') {
+        named?.add(event.value.id);
+        this.#byId.set(event.value.id, event.value);
+      } else if (event.case === 'removed') {
+        this.#byId.delete(event.value.instanceId);
+      } else if (event.case === 'reset') {
+        named = new Set();
+      } else if (event.case === 'snapshotComplete' && named !== undefined) {
+        for (const id of [...this.#byId.keys()]) if (!named.has(id)) this.#byId.delete(id);
+        named = undefined;
+      } else {
+        continue;
+      }
+      // Within a snapshot the old view stays whole.
+      if (named === undefined) this.#publish();
+    }
+  }
+
+  #publish(): void {
+    this.#snapshot = [...this.#byId.values()];
+    for (const listener of [...this.#listeners]) listener();
+  }
+}
+
+function pause(ms: number, signal: AbortSignal): Promise<void> {
+  return new Promise((resolve) => {
+    const done = () => {
+      clearTimeout(timer);
+      signal.removeEventListener('abort', done);
+      resolve();
+    };
+    const timer = setTimeout(done, ms);
+    if (signal.aborted) done();
+    else signal.addEventListener('abort', done, { once: true });
+  });
+}

@@ -1,0 +1,306 @@
+import { randomUUID } from 'node:crypto';
+import { create } from '@bufbuild/protobuf';
+import { type Duration, durationFromMs, durationMs } from '@bufbuild/protobuf/wkt';
+import { type Instance } from '../../gen/baton/v1/instance_pb.ts';
+import {
+  type CandidateVerdict,
+  CandidateVerdictSchema,
+  type ExplainRouteRequest,
+  type ExplainRouteResponse,
+  ExplainRouteResponseSchema,
+  LegEnding,
+  type Plan,
+  PlanMode,
+  PlanRouteResponseSchema,
+  PlanSchema,
+  type PlanRouteRequest,
+  type PlanRouteResponse,
+  type ReportOutcomeRequest,
+  type ReportOutcomeResponse,
+  ReportOutcomeResponseSchema,
+  type RequestFacts,
+  type Target,
+  TargetSchema,
+} from '../../gen/baton/v1/router_pb.ts';
+import { BatonError } from '../core/errors.ts';
+import { type Decision, decide, type PlanRules, type Verdict } from '../core/plan.ts';
+import type { InstanceView } from './instance-view.ts';
+
+/** Settings of {@link RouterService}; times in milliseconds. */
+export interface RouterOptions {
+  readonly rules: Omit<PlanRules, 'turns'>;
+  /** Requests that may wait for a routable pair at once. */
+  readonly queueMax: number;
+  /** Told for every plan and every wait. */
+  readonly observe?: RouterObserver;
+  readonly now?: () => number;
+}
+
+/** What the router counts. */
+export interface RouterObserver {
+  readonly planned: (mode: string, reason: string) => void;
+  /** A request left the queue: `routed`, `timeout` or `client_gone`. */
+  readonly queueLeft: (outcome: string, milliseconds: number) => void;
+}
+
+/** What the rpc layer hands to a method; any of its parts may be missing in a direct call. */
+export interface RouterCall {
+  readonly signal: AbortSignal;
+}
+
+/** How long an instance that refused a connection is tried last. */
+const COOLING_MS = 1000;
+/** Plans whose caller never reported are forgotten after this time. */
+const PLAN_TTL_MS = 2 * 60 * 60 * 1000;
+/** Suggested wait when there is no routable pair. */
+const RETRY_AFTER_MS = 1000;
+
+interface Reservation {
+  readonly instanceIds: readonly string[];
+  readonly key: string;
+  readonly response: PlanRouteResponse;
+  readonly expiresAt: number;
+}
+
+/** Plans requests over the pools: the Router service. */
+export class RouterService {
+  readonly #view: InstanceView;
+  readonly #options: RouterOptions;
+  readonly #now: () => number;
+  readonly #turns = { prefill: 0, decode: 0 };
+  readonly #inFlight = new Map<string, number>();
+  readonly #cooling = new Map<string, number>();
+  /** By plan id, oldest first. */
+  readonly #reservations = new Map<string, Reservation>();
+  readonly #planByKey = new Map<string, string>();
+  #waiting = 0;
+
+  constructor(view: InstanceView, options: RouterOptions) {
+    this.#view = view;
+    this.#options = options;
+    this.#now = options.now ?? (() => performance.now());
+  }
+
+  /** Legs reserved or running on an instance. */
+  inFlight(instanceId: string): number {
+    return this.#inFlight.get(instanceId) ?? 0;
+  }
+
+  /** Requests that wait for a routable pair. */
+  get queueDepth(): number {
+    return this.#waiting;
+  }
+
+  async planRoute(request: PlanRouteRequest, call: RouterCall): Promise<PlanRouteResponse> {
+    const facts = requireFacts(request.facts);
+    const known = this.#reservations.get(this.#planByKey.get(request.planKey) ?? '');
+    if (known !== undefined) return known.response;
+    const excluded = new Set(request.excludedInstanceIds);
+    const decision = await this.#decideOrWait(facts, excluded, toMs(request.maxWait), call.signal);
+    if (decision.kind !== 'plan') throw noRoute(facts, decision);
+    if (decision.prefill.length > 0) this.#turns.prefill += 1;
+    this.#turns.decode += 1;
+    const plan = toPlan(decision, this.#options.rules.connector, randomUUID());
+    const response = create(PlanRouteResponseSchema, { result: { case: 'plan', value: plan } });
+    this.#reserve(plan, request.planKey, response);
+    this.#options.observe?.planned(modeName(plan.mode), plan.reason);
+    return response;
+  }
+
+  async reportOutcome(request: ReportOutcomeRequest): Promise<ReportOutcomeResponse> {
+    for (const leg of request.legs) {
+      if (leg.ending === LegEnding.NOT_SENT) {
+        this.#cooling.set(leg.instanceId, this.#now() + COOLING_MS);
+        this.#view.notePassive(leg.instanceId, 'refused');
+      } else if (leg.ending === LegEnding.OK) {
+        this.#cooling.delete(leg.instanceId);
+      }
+    }
+    if (request.final) this.#free(request.planId);
+    return create(ReportOutcomeResponseSchema);
+  }
+
+  async explainRoute(request: ExplainRouteRequest): Promise<ExplainRouteResponse> {
+    const facts = requireFacts(request.facts);
+    const decision = this.#decide(facts, new Set(request.excludedInstanceIds));
+    if (decision.kind !== 'plan') throw noRoute(facts, decision);
+    return create(ExplainRouteResponseSchema, { plan: toPlan(decision, this.#options.rules.connector, '') });
+  }
+
+  #decide(facts: RequestFacts, excluded: ReadonlySet<string>): Decision {
+    const { model, bodyBytes, localReasons } = facts;
+    const view = {
+      instances: this.#view.snapshot(),
+      excluded,
+      cooling: this.#coolingNow(),
+      inFlight: (id: string) => this.inFlight(id),
+    };
+    return decide({ model, bodyBytes, localReasons }, view, { ...this.#options.rules, turns: this.#turns });
+  }
+
+  /** Queues for a routable pair: only here, before a P leg has cost anything. */
+  async #decideOrWait(
+    facts: RequestFacts,
+    excluded: ReadonlySet<string>,
+    maxWaitMs: number,
+    signal: AbortSignal,
+  ): Promise<Decision> {
+    let decision = this.#decide(facts, excluded);
+    if (decision.kind !== 'no-route' || maxWaitMs <= 0) return decision;
+    if (this.#waiting >= this.#options.queueMax) {
+      throw new BatonError({
+        reason: 'QUEUE_FULL',
+        message: 'Too many requests are waiting for an engine.',
+        retryAfterMs: RETRY_AFTER_MS,
+      });
+    }
+    const since = this.#now();
+    let outcome = 'client_gone';
+    this.#waiting += 1;
+    try {
+      while (decision.kind === 'no-route') {
+        const leftMs = since + maxWaitMs - this.#now();
+        if (leftMs <= 0 || !(await this.#change(leftMs, signal))) {
+          outcome = 'timeout';
+          return decision;
+        }
+        decision = this.#decide(facts, excluded);
+      }
+      outcome = 'routed';
+      return decision;
+    } finally {
+      this.#waiting -= 1;
+      this.#options.observe?.queueLeft(outcome, this.#now() - since);
+    }
+  }
+
+  /** @returns false when time ran out; throws when the caller gave up. */
+  #change(withinMs: number, signal: AbortSignal): Promise<boolean> {
+    return new Promise((resolve, reject) => {
+      const settle = (act: () => void) => {
+        clearTimeout(timer);
+        unsubscribe();
+        signal.removeEventListener('abort', leave);
+        act();
+      };
+      const leave = () => settle(() => reject(gone(signal)));
+      const timer = setTimeout(() => settle(() => resolve(false)), withinMs);
+      const unsubscribe = this.#view.onChange(() => settle(() => resolve(true)));
+      if (signal.aborted) leave();
+      else signal.addEventListener('abort', leave, { once: true });
+    });
+  }
+
+  #coolingNow(): ReadonlySet<string> {
+    if (this.#cooling.size === 0) return NONE;
+    const now = this.#now();
+    for (const [id, until] of this.#cooling) if (until <= now) this.#cooling.delete(id);
+    return new Set(this.#cooling.keys());
+  }
+
+  #reserve(plan: Plan, key: string, response: PlanRouteResponse): void {
+    const now = this.#now();
+    for (const [id, { expiresAt }] of this.#reservations) {
+      if (expiresAt > now) break;
+      this.#free(id);
+    }
+    const instanceIds = [plan.prefill, plan.decode].flatMap((target) => target?.instanceId ?? []);
+    for (const id of instanceIds) this.#inFlight.set(id, this.inFlight(id) + 1);
+    this.#reservations.set(plan.planId, { instanceIds, key, response, expiresAt: now + PLAN_TTL_MS });
+    if (key !== '') this.#planByKey.set(key, plan.planId);
+  }
+
+  #free(planId: string): void {
+    const reservation = this.#reservations.get(planId);
+    if (reservation === undefined) return;
+    this.#reservations.delete(planId);
+    this.#planByKey.delete(reservation.key);
+    for (const id of reservation.instanceIds) {
+      const left = this.inFlight(id) - 1;
+      if (left > 0) this.#inFlight.set(id, left);
+      else this.#inFlight.delete(id);
+    }
+  }
+}
+
+const NONE: ReadonlySet<string> = new Set();
+
+/** Name of a mode as logs, metrics and headers write it. */
+export function modeName(mode: PlanMode): string {
+  return MODE_NAMES[mode] ?? 'unknown';
+}
+
+const MODE_NAMES: Readonly<Record<number, string>> = {
+  [PlanMode.PREFILL_DECODE]: 'prefill_decode',
+  [PlanMode.PREFILL_DECODE_REUSE]: 'prefill_decode_reuse',
+  [PlanMode.DECODE_LOCAL]: 'decode_local',
+  [PlanMode.AGGREGATED]: 'aggregated',
+};
+
+function requireFacts(facts: RequestFacts | undefined): RequestFacts {
+  if (facts !== undefined) return facts;
+  throw new BatonError({ reason: 'INVALID_ARGUMENT', message: 'facts is required', metadata: { field: 'facts' } });
+}
+
+function toPlan(decision: Extract<Decision, { kind: 'plan' }>, connector: string, planId: string): Plan {
+  const [prefill, ...prefillFallbacks] = decision.prefill.map(toTarget);
+  const [decode, ...decodeFallbacks] = decision.decode.map(toTarget);
+  return create(PlanSchema, {
+    planId,
+    mode: decision.mode,
+    reason: decision.reason,
+    connector: prefill === undefined ? '' : connector,
+    prefillFallbacks,
+    decodeFallbacks,
+    verdicts: decision.verdicts.slice(0, MAX_VERDICTS).map(toVerdict),
+    ...(prefill === undefined ? {} : { prefill }),
+    ...(decode === undefined ? {} : { decode }),
+  });
+}
+
+/** Limit of the contract. */
+const MAX_VERDICTS = 256;
+
+function toTarget(instance: Instance): Target {
+  const { id, url, incarnation, engine, kv } = instance;
+  return create(TargetSchema, {
+    instanceId: id,
+    url,
+    ...(incarnation === undefined ? {} : { incarnation }),
+    ...(engine === undefined ? {} : { engine }),
+    ...(kv === undefined ? {} : { kv }),
+  });
+}
+
+function toVerdict(verdict: Verdict): CandidateVerdict {
+  return create(CandidateVerdictSchema, verdict);
+}
+
+function noRoute(facts: RequestFacts, decision: Exclude<Decision, { kind: 'plan' }>): BatonError {
+  if (decision.kind === 'unknown-model') {
+    return new BatonError({
+      reason: 'MODEL_NOT_FOUND',
+      message: `The model \`${facts.model.slice(0, 200)}\` does not exist.`,
+      param: 'model',
+    });
+  }
+  return new BatonError({
+    reason: 'NO_ROUTABLE_PAIR',
+    message: 'No engine can take this request at the moment.',
+    retryAfterMs: RETRY_AFTER_MS,
+  });
+}
+
+function gone(signal: AbortSignal): BatonError {
+  return new BatonError({ reason: 'CLIENT_GONE', message: 'The caller gave up.' }, { cause: signal.reason });
+}
+
+/** A duration in milliseconds; unset is 0. */
+export function toMs(duration: Duration | undefined): number {
+  return duration === undefined ? 0 : durationMs(duration);
+}
+
+/** Milliseconds as a duration. */
+export function toDuration(ms: number): Duration {
+  return durationFromMs(Math.round(ms));
+}

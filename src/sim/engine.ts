@@ -1,0 +1,476 @@
+import { BlockPool } from './blocks.ts';
+import { sleepOn, type SimClock } from './clock.ts';
+import { isTruthy } from './json.ts';
+import { buildHandle } from './handle.ts';
+import { planLoad, readTarget, type KvLoad, type PullTarget } from './kv-params.ts';
+import type { SimConfig } from './options.ts';
+import { PinTable } from './pins.ts';
+import { sampleLetter, sampleToken } from './sampler.ts';
+import { EngineError, Sequence, type EngineRequest, type EngineResult, type ForcedToken } from './sequence.ts';
+import { SideChannelClient, SideChannelServer, type PeerReply, type PeerRequest } from './side-channel.ts';
+import { createStats } from './stats.ts';
+import { special } from './tokenizer.ts';
+
+const yieldEvery = 256;
+const expiryGuardSeconds = 5;
+const rememberedIds = 10_000;
+
+interface Run {
+  readonly request: EngineRequest;
+  readonly sequence: Sequence;
+  readonly stop: AbortController;
+  failure: 'dead' | 'aborted' | undefined;
+  wake: (() => void) | undefined;
+  phase: 'waiting' | 'loading' | 'running' | 'hung';
+  scheduled: boolean;
+}
+
+/**
+ * One life of an engine: block pool, prefix cache, queue, pins, and the side channel to peers. A restart is a new object.
+ * What it answers is a function of the KV its blocks really hold.
+ */
+export class Engine {
+  readonly engineId: string;
+  readonly pool: BlockPool;
+  readonly pins: PinTable;
+  readonly stats = createStats();
+  readonly startedAt: number;
+  sidePort = 0;
+  dead = false;
+  deathReason: string | undefined;
+  private readonly config: SimConfig;
+  private readonly clock: SimClock;
+  private readonly runs = new Set<Run>();
+  private readonly queue: Run[] = [];
+  private active = 0;
+  private readonly peers = new SideChannelClient();
+  private readonly side: SideChannelServer;
+  private readonly spent = new Map<string, 'read' | 'expired'>();
+  private readonly onDeath: (silent: EngineRequest | undefined) => void;
+
+  constructor(config: SimConfig, engineId: string, onDeath: (silent: EngineRequest | undefined) => void) {
+    this.config = config;
+    this.clock = config.clock;
+    this.engineId = engineId;
+    this.startedAt = config.clock.now();
+    this.onDeath = onDeath;
+    this.pool = new BlockPool(config.numBlocks, config.blockSize);
+    this.pins = new PinTable(this.pool, config.clock, () => this.pump());
+    this.side = new SideChannelServer((request) => this.answerPeer(request));
+  }
+
+  /** What two engines must share to exchange KV. */
+  get compat(): string {
+    const base = this.config.models.find((model) => model.parent === null)?.root ?? '';
+    return `${this.config.version} ${base} ${this.config.blockSize} ${this.config.tokenizer}`;
+  }
+
+  /** Opens the side channel on the port (0 = any); rejects if it is in use. */
+  async listen(port: number): Promise<void> {
+    this.sidePort = await this.side.listen(this.config.sideHost, port);
+  }
+
+  /** Ends this life: running requests fail, peers lose their connections, KV is gone. */
+  async stop(): Promise<void> {
+    this.killRuns(undefined);
+    this.pins.clear();
+    this.peers.close();
+    await this.side.close();
+  }
+
+  /** Requests by phase. */
+  countPhase(phase: Run['phase']): number {
+    let count = 0;
+    for (const run of this.runs) count += run.phase === phase ? 1 : 0;
+    return count;
+  }
+
+  /** Seconds on this engine's own clock, unrelated to wall time. */
+  monotonicSeconds(): number {
+    return 1000 + (this.clock.now() - this.startedAt) / 1000;
+  }
+
+  /** Runs one request to its end; throws EngineError if the engine gives no result. */
+  async run(request: EngineRequest): Promise<EngineResult> {
+    if (this.dead) throw new EngineError('dead');
+    const run: Run = {
+      request,
+      sequence: new Sequence(request, this.pool),
+      stop: new AbortController(),
+      failure: undefined,
+      wake: undefined,
+      phase: 'waiting',
+      scheduled: false,
+    };
+    const onAbort = (): void => this.fail(run, 'aborted');
+    request.signal.addEventListener('abort', onAbort);
+    if (request.signal.aborted) onAbort();
+    this.runs.add(run);
+    try {
+      const result = await this.execute(run);
+      this.stats.finished[result.finish] += 1;
+      return result;
+    } catch (error) {
+      if (error instanceof EngineError) this.stats.finished[error.kind === 'aborted' ? 'abort' : 'error'] += 1;
+      throw error;
+    } finally {
+      request.signal.removeEventListener('abort', onAbort);
+      if (run.scheduled) this.active -= 1;
+      if (run.phase === 'hung') this.stats.leakedBlocks += run.sequence.blocks.length;
+      else if (!this.dead) this.pool.release(run.sequence.blocks);
+      run.sequence.blocks = [];
+      this.runs.delete(run);
+      this.pump();
+    }
+  }
+
+  /** Tells the producer that a request it prepared will not be read. */
+  async notifyUnread(kv: unknown): Promise<void> {
+    const target = kv === undefined ? undefined : readTarget(kv as Readonly<Record<string, unknown>>);
+    if (target !== undefined) await this.notifyDone(target);
+  }
+
+  /** Ends the engine as an exception in its scheduler does; `silent` is a request that never gets an answer. */
+  die(reason: string, silent?: EngineRequest): void {
+    if (this.dead) return;
+    this.deathReason = reason;
+    this.killRuns(silent);
+    this.onDeath(silent);
+  }
+
+  private killRuns(silent: EngineRequest | undefined): void {
+    this.dead = true;
+    for (const run of this.runs) if (run.request !== silent) this.fail(run, 'dead');
+  }
+
+  private fail(run: Run, failure: 'dead' | 'aborted'): void {
+    run.failure ??= failure;
+    run.stop.abort();
+    run.wake?.();
+  }
+
+  private check(run: Run): void {
+    if (run.failure !== undefined) throw new EngineError(run.failure);
+  }
+
+  private async execute(run: Run): Promise<EngineResult> {
+    const { request, sequence } = run;
+    const kv = this.config.connector === 'none' ? undefined : request.kv;
+    const loadsPrompt = kv !== undefined && isTruthy(kv['do_remote_prefill']);
+    try {
+      await this.admit(run);
+      this.check(run);
+    } catch (error) {
+      if (loadsPrompt && !this.dead) await this.notifyUnread(kv);
+      throw error;
+    }
+    const promptTokens = request.prompt.length;
+    this.stats.promptTokens += promptTokens;
+    this.stats.prefixQueries += promptTokens;
+    this.stats.prefixHits += sequence.hitTokens;
+
+    let ready = sequence.hitTokens;
+    if (kv !== undefined && !request.skipCache) {
+      const load = planLoad(kv, {
+        promptTokens,
+        localHit: sequence.hitTokens,
+        blockSize: this.config.blockSize,
+        bidirectional: this.config.bidirectional,
+        threshold: this.config.recomputeThreshold,
+      });
+      ready = await this.load(run, load);
+    } else if (loadsPrompt) {
+      await this.notifyUnread(kv);
+    }
+    const external = ready - sequence.hitTokens;
+    this.stats.externalHits += external;
+    this.stats.externalTransfer += external;
+    this.stats.localCacheHit += sequence.hitTokens;
+    this.stats.localCompute += promptTokens - ready;
+
+    run.phase = 'running';
+    const reported = kv?.['remote_prefill_cached_tokens'];
+    const cachedTokens = loadsPrompt && external > 0 && typeof reported === 'number' ? reported : ready;
+    const createdTokens = Math.max(0, Math.floor(promptTokens / this.config.blockSize) * this.config.blockSize - ready);
+    await this.prefill(run, Math.min(ready, promptTokens - 1));
+    request.onStart?.();
+    const { finish, stopReason } = await this.decode(run);
+
+    const output = sequence.tokens.slice(promptTokens);
+    const handle = finish === 'abort' || kv === undefined ? null : this.pin(run, kv, output.length, cachedTokens);
+    return { finish, stopReason, output, cachedTokens, createdTokens, handle };
+  }
+
+  private async admit(run: Run, first = false): Promise<void> {
+    run.phase = 'waiting';
+    if ((first || this.queue.length === 0) && this.tryStart(run)) return;
+    if (first) this.queue.unshift(run);
+    else this.queue.push(run);
+    const beat = this.startHeartbeat(run);
+    await new Promise<void>((resolve) => {
+      run.wake = resolve;
+      if (run.failure !== undefined) resolve();
+    });
+    run.wake = undefined;
+    this.clock.clearTimeout(beat());
+    const index = this.queue.indexOf(run);
+    if (index >= 0) this.queue.splice(index, 1);
+  }
+
+  private tryStart(run: Run): boolean {
+    if (this.dead || this.active >= this.config.maxNumSeqs) return false;
+    this.pins.list();
+    if (!run.sequence.allocate(run.request.skipCache)) return false;
+    this.active += 1;
+    run.scheduled = true;
+    return true;
+  }
+
+  /** Starts what fits, in order of arrival. */
+  private pump(): void {
+    for (let run = this.queue[0]; run !== undefined; run = this.queue[0]) {
+      if (run.failure === undefined && !this.tryStart(run)) return;
+      this.queue.shift();
+      run.wake?.();
+    }
+  }
+
+  /** A queued decode request keeps the producer's lease alive; returns a getter of the pending timer. */
+  private startHeartbeat(run: Run): () => unknown {
+    const { kv } = run.request;
+    const target = kv !== undefined && isTruthy(kv['do_remote_prefill']) ? readTarget(kv) : undefined;
+    let timer: unknown;
+    if (target === undefined || !isTruthy(kv?.['tp_size'])) return () => timer;
+    const send = (): void => {
+      const beat = { op: 'beat', engineId: target.engineId, requestIds: [target.requestId] } as const;
+      void this.peers.ask(target.host, target.port, beat);
+      timer = this.clock.setTimeout(send, this.config.kvLeaseMs / 6);
+    };
+    send();
+    return () => timer;
+  }
+
+  private async load(run: Run, load: KvLoad): Promise<number> {
+    const { sequence } = run;
+    switch (load.kind) {
+      case 'none':
+        return sequence.hitTokens;
+      case 'notify':
+        await this.notifyDone(load.target);
+        return sequence.hitTokens;
+      case 'hang':
+        return this.hang(run);
+      case 'crash':
+        this.die(load.reason, load.silent ? run.request : undefined);
+        if (load.silent) return this.hang(run);
+        throw new EngineError('dead');
+      case 'pull':
+        return this.pull(run, load);
+    }
+  }
+
+  private async hang(run: Run): Promise<never> {
+    run.phase = 'hung';
+    this.stats.hung += 1;
+    if (run.failure === undefined) {
+      await new Promise<void>((resolve) => {
+        run.wake = resolve;
+      });
+    }
+    throw new EngineError(run.failure ?? 'aborted');
+  }
+
+  private async pull(run: Run, load: Extract<KvLoad, { kind: 'pull' }>): Promise<number> {
+    const { sequence, request } = run;
+    const { target, tokens, blocks } = load;
+    run.phase = 'loading';
+    this.stats.externalQueries += tokens;
+    const reply = await this.peers.ask(target.host, target.port, {
+      op: 'read',
+      engineId: target.engineId,
+      compat: this.compat,
+      requestId: target.requestId,
+      blockIds: target.blockIds.slice(target.blockIds.length - blocks),
+      expiry: target.expiry,
+    });
+    await sleepOn(this.clock, this.config.pullMsPerBlock * blocks, run.stop.signal);
+    if (reply.error !== null || reply.slots === null) {
+      this.check(run);
+      this.stats.loadFailures += 1;
+      if (this.config.policy === 'fail') throw new EngineError('load_failure');
+      return load.side === 'prefill' && sequence.hitTokens === 0 ? this.hang(run) : sequence.hitTokens;
+    }
+    await this.notifyDone(target);
+    this.check(run);
+    const { blockSize } = this.config;
+    const firstBlock = Math.floor(sequence.hitTokens / blockSize);
+    let wrong = 0;
+    for (let i = 0; i < blocks * blockSize; i += 1) {
+      const position = sequence.hitTokens + i;
+      const token = reply.slots.tokens[i] ?? -1;
+      const from = reply.slots.positions[i] ?? -1;
+      const block = sequence.blocks[firstBlock + Math.floor(i / blockSize)] ?? 0;
+      this.pool.write(block, i % blockSize, token, from, reply.slots.cells[i] ?? 0);
+      if (i < tokens && (token !== request.prompt[position] || from !== position)) wrong += 1;
+    }
+    this.stats.pulls += 1;
+    this.stats.pulledTokens += tokens;
+    this.stats.mismatchedTokens += wrong;
+    if (wrong > 0) this.stats.mismatchedPulls += 1;
+    sequence.fileBlocks(firstBlock, sequence.hitTokens + tokens);
+    return sequence.hitTokens + tokens;
+  }
+
+  private async notifyDone(target: PullTarget): Promise<void> {
+    await this.peers.ask(target.host, target.port, {
+      op: 'done',
+      engineId: target.engineId,
+      requestId: target.requestId,
+    });
+  }
+
+  private async prefill(run: Run, ready: number): Promise<void> {
+    const { sequence, request } = run;
+    const { fixedMs, prefillMsPerToken } = this.config;
+    const compute = sequence.tokens.length - ready;
+    await sleepOn(this.clock, fixedMs + request.slowMs + prefillMsPerToken * compute, run.stop.signal);
+    this.check(run);
+    sequence.readBack(ready);
+    while (sequence.computed < sequence.tokens.length) sequence.computeNext();
+  }
+
+  private async decode(run: Run): Promise<{ finish: EngineResult['finish']; stopReason: number | null }> {
+    const { sequence, request } = run;
+    let forced: readonly ForcedToken[] | undefined = request.force?.(sequence.state);
+    for (let count = 1; ; count += 1) {
+      const pause = this.config.decodeMsPerToken + (count > 1 ? request.slowMs : 0);
+      if (pause > 0) await sleepOn(this.clock, pause, run.stop.signal);
+      else if (count % yieldEvery === 0) await new Promise((resolve) => setImmediate(resolve));
+      this.check(run);
+      const maskEos = request.ignoreEos || count <= request.minTokens;
+      let id = sampleToken(sequence.state, request.sampler, maskEos);
+      if (forced !== undefined) {
+        const next = forced[count - 1];
+        id = next === 'letter' ? sampleLetter(sequence.state, request.sampler.salt) : (next ?? special.eos);
+        if (next === undefined) forced = undefined;
+      }
+      sequence.tokens.push(id);
+      this.stats.generationTokens += 1;
+      const goesOn = request.onToken({ id, state: sequence.state });
+      this.check(run);
+      const endsAtEos = id === special.eos && !request.ignoreEos;
+      const endsAtStop = request.stopTokenIds.has(id) && count > request.minTokens;
+      if (!goesOn) return { finish: 'abort', stopReason: null };
+      if (endsAtEos || endsAtStop) {
+        if (this.config.asyncScheduling && (await this.grow(run))) sequence.computeNext();
+        return { finish: 'stop', stopReason: endsAtEos ? null : id };
+      }
+      if (count >= request.maxTokens || sequence.tokens.length >= this.config.maxModelLen) {
+        return { finish: 'length', stopReason: null };
+      }
+      if (await this.grow(run)) sequence.computeNext();
+    }
+  }
+
+  /** Makes room for the newest token; false if the request lost its blocks and was computed again instead. */
+  private async grow(run: Run): Promise<boolean> {
+    const { sequence } = run;
+    if (sequence.blocksNeeded <= sequence.blocks.length) return true;
+    const more = this.pool.take([], 1);
+    if (more !== undefined) {
+      sequence.blocks.push(...more);
+      return true;
+    }
+    this.stats.preemptions += 1;
+    this.pool.release(sequence.blocks);
+    sequence.blocks = [];
+    this.active -= 1;
+    run.scheduled = false;
+    await this.admit(run, true);
+    this.check(run);
+    run.phase = 'running';
+    await this.prefill(run, Math.min(sequence.hitTokens, sequence.tokens.length - 1));
+    return false;
+  }
+
+  private pin(run: Run, kv: NonNullable<EngineRequest['kv']>, outputTokens: number, cached: number) {
+    const { sequence, request } = run;
+    const prepares = isTruthy(kv['do_remote_decode']);
+    if (!prepares && !this.config.bidirectional) return null;
+    const leaks = !prepares && !isTruthy(kv['do_remote_prefill']);
+    const used = Math.ceil(sequence.computed / this.config.blockSize);
+    const blocks = sequence.blocks.slice(0, used);
+    this.pool.release(sequence.blocks.slice(used));
+    sequence.blocks = [];
+    const lifeMs = prepares ? this.config.kvLeaseMs : this.config.decoderTtlMs;
+    if (leaks) this.stats.leakedPins += 1;
+    this.pins.add({
+      requestId: request.internalId,
+      blocks,
+      tokens: sequence.computed,
+      kind: leaks ? 'leak' : prepares ? 'lease' : 'ttl',
+      deadline: leaks ? undefined : this.clock.now() + lifeMs,
+    });
+    return buildHandle({
+      prepares,
+      blocks,
+      engineId: this.engineId,
+      requestId: request.internalId,
+      host: this.config.advertiseHost ?? this.config.sideHost,
+      port: this.sidePort,
+      tokens: sequence.computed,
+      expirySeconds: this.monotonicSeconds() + lifeMs / 1000,
+      hasGeneration: this.config.hasGeneration,
+      cachedTokens: outputTokens === 1 ? cached : undefined,
+    });
+  }
+
+  private answerPeer(request: PeerRequest): PeerReply {
+    if (request.engineId !== this.engineId) return { error: 'engine id' };
+    switch (request.op) {
+      case 'beat':
+        this.stats.heartbeats += 1;
+        for (const id of request.requestIds) this.pins.extend(id, this.clock.now() + (this.config.kvLeaseMs * 2) / 3);
+        return { error: null, slots: null };
+      case 'done':
+        if (this.pins.find(request.requestId) === undefined) this.stats.notificationsAfterExpiry += 1;
+        else if (this.pins.free(request.requestId)) this.remember(request.requestId);
+        return { error: null, slots: null };
+      case 'read':
+        return this.answerRead(request);
+    }
+  }
+
+  private answerRead(request: Extract<PeerRequest, { op: 'read' }>): PeerReply {
+    if (request.compat !== this.compat) return { error: 'incompatible' };
+    if (!request.blockIds.every((id) => this.pool.isBlock(id))) return { error: 'block ids' };
+    if (request.expiry !== null && this.monotonicSeconds() > request.expiry - expiryGuardSeconds) {
+      this.stats.refusedReads += 1;
+      return { error: 'expired' };
+    }
+    if (this.pins.find(request.requestId) === undefined) {
+      if (this.spent.has(request.requestId)) this.stats.doubleReads += 1;
+      else this.stats.expiredReads += 1;
+    }
+    const { blockSize } = this.pool;
+    const size = request.blockIds.length * blockSize;
+    const slots = { tokens: new Int32Array(size), positions: new Int32Array(size), cells: new Uint32Array(size) };
+    request.blockIds.forEach((id, index) => {
+      const from = id * blockSize;
+      slots.tokens.set(this.pool.tokens.subarray(from, from + blockSize), index * blockSize);
+      slots.positions.set(this.pool.positions.subarray(from, from + blockSize), index * blockSize);
+      slots.cells.set(this.pool.cells.subarray(from, from + blockSize), index * blockSize);
+    });
+    return { error: null, slots };
+  }
+
+  private remember(requestId: string): void {
+    this.spent.set(requestId, 'read');
+    if (this.spent.size > rememberedIds) {
+      for (const oldest of this.spent.keys()) {
+        this.spent.delete(oldest);
+        break;
+      }
+    }
+  }
+}

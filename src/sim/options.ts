@@ -1,0 +1,166 @@
+import { realClock, type SimClock } from './clock.ts';
+import type { TokenizerKind } from './tokenizer.ts';
+
+/** What the instance is meant for; NIXL itself does not check it against the flags of a request. */
+export type SimRole = 'prefill' | 'decode' | 'both';
+
+/** What a receiver does when it cannot load KV. */
+export type LoadFailurePolicy = 'fail' | 'recompute';
+
+/** A served model name; equal roots share weights, a parent makes it a LoRA adapter. */
+export interface SimModel {
+  readonly id: string;
+  readonly root?: string;
+  readonly parent?: string;
+}
+
+/** Options of `startSim`; all have defaults, times are milliseconds. */
+export interface SimOptions {
+  readonly role?: SimRole;
+  /** HTTP address; default 127.0.0.1, port 0 = any free one. */
+  readonly host?: string;
+  readonly port?: number;
+  /** Side channel listener, and the host name written into handles (default: the listener's). */
+  readonly sideHost?: string;
+  readonly sidePort?: number;
+  readonly advertiseHost?: string;
+  /** Served names; default `sim-model`. */
+  readonly models?: readonly (string | SimModel)[];
+  /** `0.33.0` (default) or a 0.32 version: no handle on streams, no registration generation. */
+  readonly version?: string;
+  /** Fixed engine id for the first start; a restart always draws a new one. */
+  readonly engineId?: string;
+  /** `none` ignores `kv_transfer_params`, as an engine without a connector does. */
+  readonly connector?: 'nixl' | 'none';
+  readonly blockSize?: number;
+  readonly numBlocks?: number;
+  readonly maxModelLen?: number;
+  readonly maxNumSeqs?: number;
+  readonly kvLeaseMs?: number;
+  readonly decoderTtlMs?: number;
+  readonly bidirectional?: boolean;
+  readonly recomputeThreshold?: number;
+  readonly policy?: LoadFailurePolicy;
+  /** After an EOS the handle also covers the EOS token itself, as with async scheduling. */
+  readonly asyncScheduling?: boolean;
+  readonly tokenizer?: TokenizerKind;
+  /** Length cap of chat requests without a limit of their own. */
+  readonly defaultMaxTokens?: number;
+  /** One token in this many is EOS on average; 0 = never. */
+  readonly eosEvery?: number;
+  /** False: a request with tools and no forced choice is a 400, as without a tool parser. */
+  readonly autoToolChoice?: boolean;
+  readonly promptTokensDetails?: boolean;
+  readonly apiKey?: string;
+  readonly fixedMs?: number;
+  readonly prefillMsPerToken?: number;
+  readonly decodeMsPerToken?: number;
+  readonly pullMsPerBlock?: number;
+  readonly tokensPerEvent?: number;
+  readonly keepAliveMs?: number;
+  readonly clock?: SimClock;
+  /** Keep every request as received, in `Sim.requests`. */
+  readonly recordRequests?: boolean;
+  /** Seed of ids and fault draws; default: random. */
+  readonly seed?: number;
+}
+
+/** A served model name with its weights' root. */
+export interface ServedModel {
+  readonly id: string;
+  readonly root: string;
+  readonly parent: string | null;
+}
+
+/** Options with every default filled in. */
+export interface SimConfig {
+  readonly role: SimRole;
+  readonly host: string;
+  readonly port: number;
+  readonly sideHost: string;
+  readonly sidePort: number;
+  readonly advertiseHost: string | undefined;
+  readonly models: readonly ServedModel[];
+  readonly version: string;
+  readonly hasGeneration: boolean;
+  readonly engineId: string | undefined;
+  readonly connector: 'nixl' | 'none';
+  readonly blockSize: number;
+  readonly numBlocks: number;
+  readonly maxModelLen: number;
+  readonly maxNumSeqs: number;
+  readonly kvLeaseMs: number;
+  readonly decoderTtlMs: number;
+  readonly bidirectional: boolean;
+  readonly recomputeThreshold: number;
+  readonly policy: LoadFailurePolicy;
+  readonly asyncScheduling: boolean;
+  readonly tokenizer: TokenizerKind;
+  readonly defaultMaxTokens: number;
+  readonly eosEvery: number;
+  readonly autoToolChoice: boolean;
+  readonly promptTokensDetails: boolean;
+  readonly apiKey: string | undefined;
+  readonly fixedMs: number;
+  readonly prefillMsPerToken: number;
+  readonly decodeMsPerToken: number;
+  readonly pullMsPerBlock: number;
+  readonly tokensPerEvent: number;
+  readonly keepAliveMs: number;
+  readonly clock: SimClock;
+  readonly recordRequests: boolean;
+  readonly seed: number | undefined;
+}
+
+function toServedModel(model: string | SimModel): ServedModel {
+  if (typeof model === 'string') return { id: model, root: model, parent: null };
+  return { id: model.id, root: model.root ?? model.id, parent: model.parent ?? null };
+}
+
+/** Fills in defaults; block 0 is never handed out, so the window is cut to what the pool can hold. */
+export function resolveOptions(options: SimOptions): SimConfig {
+  const blockSize = options.blockSize ?? 16;
+  const numBlocks = options.numBlocks ?? 4096;
+  const version = options.version ?? '0.33.0';
+  const models = (options.models ?? ['sim-model']).map(toServedModel);
+  if (models.length === 0) throw new Error('a simulated engine needs at least one model');
+  if (blockSize < 1 || numBlocks < 2) throw new Error('a simulated engine needs at least two blocks of one token');
+  return {
+    role: options.role ?? 'both',
+    host: options.host ?? '127.0.0.1',
+    port: options.port ?? 0,
+    sideHost: options.sideHost ?? '127.0.0.1',
+    sidePort: options.sidePort ?? 0,
+    advertiseHost: options.advertiseHost,
+    models,
+    version,
+    hasGeneration: !version.startsWith('0.32.'),
+    engineId: options.engineId,
+    connector: options.connector ?? 'nixl',
+    blockSize,
+    numBlocks,
+    maxModelLen: Math.min(options.maxModelLen ?? 8192, (numBlocks - 1) * blockSize),
+    maxNumSeqs: options.maxNumSeqs ?? 256,
+    kvLeaseMs: options.kvLeaseMs ?? 30_000,
+    decoderTtlMs: options.decoderTtlMs ?? 480_000,
+    bidirectional: options.bidirectional ?? false,
+    recomputeThreshold: options.recomputeThreshold ?? 64,
+    policy: options.policy ?? 'fail',
+    asyncScheduling: options.asyncScheduling ?? false,
+    tokenizer: options.tokenizer ?? 'bytes',
+    defaultMaxTokens: options.defaultMaxTokens ?? 64,
+    eosEvery: options.eosEvery ?? 48,
+    autoToolChoice: options.autoToolChoice ?? true,
+    promptTokensDetails: options.promptTokensDetails ?? true,
+    apiKey: options.apiKey,
+    fixedMs: options.fixedMs ?? 0,
+    prefillMsPerToken: options.prefillMsPerToken ?? 0,
+    decodeMsPerToken: options.decodeMsPerToken ?? 0,
+    pullMsPerBlock: options.pullMsPerBlock ?? 0,
+    tokensPerEvent: Math.max(1, options.tokensPerEvent ?? 1),
+    keepAliveMs: options.keepAliveMs ?? 5000,
+    clock: options.clock ?? realClock,
+    recordRequests: options.recordRequests ?? false,
+    seed: options.seed,
+  };
+}

@@ -1,0 +1,60 @@
+/** Counters of one engine life. */
+export interface EngineStats {
+  promptTokens: number;
+  localCompute: number;
+  localCacheHit: number;
+  externalTransfer: number;
+  prefixQueries: number;
+  prefixHits: number;
+  externalQueries: number;
+  externalHits: number;
+  generationTokens: number;
+  readonly finished: Record<'stop' | 'length' | 'abort' | 'error', number>;
+  preemptions: number;
+  pulls: number;
+  pulledTokens: number;
+  /** Pulls whose blocks held other tokens than the puller's prompt. */
+  mismatchedPulls: number;
+  mismatchedTokens: number;
+  loadFailures: number;
+  /** Reads answered after the lease or TTL ended, and after another read had freed the blocks. */
+  expiredReads: number;
+  doubleReads: number;
+  /** Reads refused because the handle's own expiry had passed. */
+  refusedReads: number;
+  notificationsAfterExpiry: number;
+  heartbeats: number;
+  hung: number;
+  leakedPins: number;
+  leakedBlocks: number;
+}
+
+/** All counters at zero. */
+export function createStats(): EngineStats {
+  return {
+    promptTokens: 0,
+    localCompute: 0,
+    localCacheHit: 0,
+    externalTransfer: 0,
+    prefixQueries: 0,
+    prefixHits: 0,
+    externalQueries: 0,
+    externalHits: 0,
+    generationTokens: 0,
+    finished: { stop: 0, length: 0, abort: 0, error: 0 },
+    preemptions: 0,
+    pulls: 0,
+    pulledTokens: 0,
+    mismatchedPulls: 0,
+    mismatchedTokens: 0,
+    loadFailures: 0,
+    expiredReads: 0,
+    doubleReads: 0,
+    refusedReads: 0,
+    notificationsAfterExpiry: 0,
+    heartbeats: 0,
+    hung: 0,
+    leakedPins: 0,
+    leakedBlocks: 0,
+  };
+}
