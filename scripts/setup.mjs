@@ -1,14 +1,23 @@
 // Brings node_modules in line with package-lock.json. Runs before `npm start`, `npm test` and the other scripts, on the
 // caller's own Node (20 or later) and with nothing installed: plain JavaScript, built-in modules only.
 import { spawnSync } from 'node:child_process';
-import { existsSync, readFileSync, unlinkSync } from 'node:fs';
+import { createHash } from 'node:crypto';
+import { existsSync, readFileSync, unlinkSync, writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 
 const root = join(dirname(fileURLToPath(import.meta.url)), '..');
 const node = join(root, 'node_modules', '.bin', process.platform === 'win32' ? 'node.cmd' : 'node');
+/** Holds the digest of the lock file that the last successful installation was made from. */
+const stamp = join(root, 'node_modules', '.baton-setup');
 /** Oldest Node that runs the sources: it strips types without a flag and is in the range that undici asks for. */
 const OLDEST_NODE = [22, 19];
+
+function lockDigest() {
+  return createHash('sha256')
+    .update(readFileSync(join(root, 'package-lock.json')))
+    .digest('hex');
+}
 
 function readPackages(file) {
   try {
@@ -20,6 +29,8 @@ function readPackages(file) {
 
 /** Compares contents, not file times: a clone, a copy or a branch switch gives both files arbitrary times. */
 function installedMatchesLock() {
+  if (existsSync(stamp) && readFileSync(stamp, 'utf8') === lockDigest()) return true;
+  // No stamp of this lock file: someone ran npm by hand. npm's own record tells whether that left the same packages.
   const wanted = readPackages('package-lock.json');
   const installed = readPackages('node_modules/.package-lock.json');
   if (wanted === undefined || installed === undefined || !existsSync(node)) return false;
@@ -80,6 +91,7 @@ function main() {
     );
     return 1;
   }
+  writeFileSync(stamp, lockDigest());
   process.stderr.write(`baton setup: installed the dependencies in ${Math.round((Date.now() - started) / 1000)} s\n`);
   return 0;
 }

@@ -1,6 +1,7 @@
 import type { AddressInfo } from 'node:net';
 import type { Client } from '@connectrpc/connect';
 import type { FastifyInstance } from 'fastify';
+import { InstanceState } from '../gen/baton/v1/instance_pb.ts';
 import type { PoolRegistry } from '../gen/baton/v1/pool_registry_pb.ts';
 import { Router } from '../gen/baton/v1/router_pb.ts';
 import type { Config, InstanceConfig } from './config/schema.ts';
@@ -59,8 +60,12 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   const onFault = ({ method, error }: { readonly method: string; readonly error: unknown }) =>
     log.error({ method, ...errorFields(error) }, 'call failed');
 
-  const registry = has('registry') ? startRegistry(config, instances, metrics, log) : undefined;
-  if (registry !== undefined) stack.use(registry);
+  const registry = has('registry') ? buildRegistry(config, instances, metrics, log) : undefined;
+  if (registry !== undefined) {
+    stack.use(registry);
+    registry.start();
+    await firstLook(registry);
+  }
   const view: InstanceView & { readonly stale?: boolean } = registry ?? watchRemote(config, stack);
   watchPools(metrics, view);
 
@@ -92,7 +97,6 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
     addresses.facade = await listen(facade, config.facade.host, config.facade.port, '--port', log);
     stack.defer(() => drain(facade, config.timeouts.drainMs));
   }
-  registry?.start();
   const resources = stack.move();
   log.info({ ...addresses, roles: config.roles, version }, 'baton is up');
   return {
@@ -112,21 +116,25 @@ async function startSims(
 ): Promise<readonly InstanceConfig[]> {
   const pools = stack.use(await startSimPools(config.sim ?? { prefill: 0, decode: 0 }));
   log.warn({ prefill: config.sim?.prefill, decode: config.sim?.decode }, 'engines are simulated: answers are made up');
-  return pools.engines.map(({ url, role, kvLeaseMs, decoderTtlMs }) => ({
+  return [...pools.prefill, ...pools.decode].map(({ url, role }) => ({
     id: new URL(url).host,
     url,
     role,
     connector: config.kvConnector,
     headers: {},
     labels: {},
-    kvLeaseMs,
-    decoderTtlMs,
+    kvLeaseMs: SIM_LEASE_MS,
+    decoderTtlMs: SIM_DECODER_TTL_MS,
     bidirectional: 'auto',
     loadFailurePolicy: 'fail',
   }));
 }
 
-function startRegistry(
+/** vLLM's defaults, which the simulated engines have too. */
+const SIM_LEASE_MS = 30_000;
+const SIM_DECODER_TTL_MS = 480_000;
+
+function buildRegistry(
   config: Config,
   instances: readonly InstanceConfig[],
   metrics: Metrics,
@@ -140,6 +148,28 @@ function startRegistry(
     onProbe: (kind) => metrics.probed(kind),
   });
 }
+
+/**
+ * Waits until every instance has been looked at, or a moment has passed: the first requests then see the whole pools and
+ * not just the engine whose probe came back first.
+ */
+function firstLook(view: InstanceView): Promise<void> {
+  return new Promise((resolve) => {
+    const settle = () => {
+      clearTimeout(timer);
+      unsubscribe();
+      resolve();
+    };
+    const isDone = () => view.snapshot().every(({ state }) => state !== InstanceState.STARTING);
+    const unsubscribe = view.onChange(() => {
+      if (isDone()) settle();
+    });
+    const timer = setTimeout(settle, FIRST_LOOK_MS);
+    if (isDone()) settle();
+  });
+}
+
+const FIRST_LOOK_MS = 1000;
 
 function connectTo(url: string | undefined, stack: AsyncDisposableStack) {
   if (url === undefined) throw new StartError('a role that runs elsewhere needs its URL (--router-url, --registry-url)');

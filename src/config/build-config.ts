@@ -142,6 +142,8 @@ function buildInstances(input: BuildInput, kvConnector: string, sink: Sink): rea
   const instances: InstanceConfig[] = [];
   for (const [i, item] of (file.instances ?? []).entries()) {
     if (i < input.fileInstances && item.role !== 'both' && engines.replaces.includes(item.role)) continue;
+    // The example's engines are for a pool that would be empty, and only the registry keeps the pool.
+    if (!file.roles.includes('registry') && engines.engines[i - input.fileInstances]?.isDefault === true) continue;
     const where = locate(['instances', i]);
     const pool = file.pools[item.role];
     const instance = buildInstance(item, pool, kvConnector);
@@ -241,7 +243,7 @@ function checkListeners(config: Config, input: BuildInput, sink: Sink): void {
   for (const [i, second] of open.entries()) {
     const first = open.slice(0, i).find((other) => other.port === second.port && typeof other.port === 'number' && other.port > 0 && overlap(other.host, second.host));
     if (first !== undefined) {
-      sink.problems.push({ where: input.locate([second.name, 'port']), message: `port ${second.port} is the ${first.name} port as well; give them different ports` });
+      sink.problems.push({ where: input.locate([second.name, 'port']) || input.locate([first.name, 'port']), message: `port ${second.port} is both the ${first.name} and the ${second.name} port; give them different ports` });
     }
   }
 }
@@ -267,7 +269,7 @@ function checkEngines(config: Config, input: BuildInput, sink: Sink): void {
   if (sim !== undefined && !registry) {
     sink.problems.push({ where: input.locate(['roles']), message: 'simulated engines (--sim) need the registry in this process' });
   }
-  const given = input.engines.engines.find((engine) => engine.where.startsWith('--'));
+  const given = input.engines.engines.find((engine) => !engine.isDefault);
   if (!registry && given !== undefined) {
     sink.warnings.push({ where: given.where, message: 'has no effect, because the registry does not run here (--roles)' });
   }

@@ -11,6 +11,8 @@ export interface NamedEngine {
   readonly role: Pool;
   readonly url: string;
   readonly where: string;
+  /** True for an engine that nobody named. */
+  readonly isDefault: boolean;
 }
 
 /** What flags and variables say about engines. */
@@ -84,7 +86,7 @@ export function chooseEngines(flags: Layer, env: Layer, fileRoles: readonly stri
 }
 
 function defaultEngine(pool: PoolFlags): NamedEngine {
-  return { role: pool.role, url: `http://localhost:${pool.defaultPort}`, where: `default ${pool.role} engine` };
+  return { role: pool.role, url: `http://localhost:${pool.defaultPort}`, where: `default ${pool.role} engine`, isDefault: true };
 }
 
 interface PoolChoice {
@@ -109,7 +111,7 @@ function choosePool(pool: PoolFlags, flags: Layer, env: Layer, problems: Problem
     if (urls !== undefined) {
       // The peers' routers take a bootstrap port or "none" after the URL.
       const words = listOf(urls).flatMap(splitCommas).filter((word) => word !== 'none');
-      const engines = words.map((url): NamedEngine => ({ role: pool.role, url, where: layer.nameOf(pool.url) }));
+      const engines = words.map((url): NamedEngine => ({ role: pool.role, url, where: layer.nameOf(pool.url), isDefault: false }));
       if (engines.length === 0) problems.push({ where: layer.nameOf(pool.url), message: 'expected a URL like "http://10.0.0.1:8100"' });
       return { ...none, form: 'url', engines };
     }
@@ -146,7 +148,7 @@ function pairHostsAndPorts(pool: PoolFlags, flags: Layer, env: Layer, problems: 
       problems.push({ where: hosts.where, message: url.message });
       return failed;
     }
-    engines.push({ role: pool.role, url: url.value, where: hosts.given ? hosts.where : ports.where });
+    engines.push({ role: pool.role, url: url.value, where: hosts.given ? hosts.where : ports.where, isDefault: false });
   }
   const single = hosts.items.length === 1 && read.length === 1;
   if (number.value > 1 && !single) warnings.push({ where: count.where, message: 'has no effect unless there is one host and one port' });

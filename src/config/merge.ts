@@ -7,7 +7,7 @@ export interface Merged {
   readonly data: Readonly<Record<string, unknown>>;
   /** How many of `instances` come from the file; those of flags, variables and defaults follow. */
   readonly fileInstances: number;
-  /** Says where the value at a path was written: a flag, a variable or a place in the file. */
+  /** Says where the value at a path was written: a flag, a variable or a place in the file; empty for a default. */
   locate(path: readonly PropertyKey[]): string;
 }
 

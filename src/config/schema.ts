@@ -290,7 +290,7 @@ export const fileSchema = z.strictObject({
     prefill_warm: field(parseDuration, '60s', 'A prefill that starts from stored KV.'),
     prefill_warm_per_token: field(parseDuration, '10ms', 'Added to `prefill_warm` for every token that is not stored.'),
     prefill_cold: field(parseDuration, '1800s', 'A prefill without stored KV.'),
-    first_content: field(parseDuration, '600s', 'From the start of the decode to its first content.'),
+    first_content: field(parseDuration, '600s', 'From the start of a streamed decode to its first content.'),
     whole_reply: field(parseDuration, '1800s', 'From the start of the decode to the end of a reply that is not streamed.'),
     idle: field(parseDuration, '300s', 'Between two events of a stream.'),
     client_stall: field(parseDuration, '60s', 'A client that takes no byte.'),

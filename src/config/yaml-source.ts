@@ -4,7 +4,7 @@ import type { Problem } from './problem.ts';
 /** A YAML file as plain data, and the place of each of its keys. */
 export interface YamlSource {
   readonly data: Readonly<Record<string, unknown>>;
-  /** Says `file:line:column` of a key or list item; of the nearest one above it that exists, if it does not. */
+  /** Says `file:line:column` of a key or list item, or of the nearest one above it that exists; empty if there is none. */
   locate(path: readonly PropertyKey[]): string;
 }
 
@@ -21,7 +21,10 @@ export function parseYamlSource(text: string, fileName: string): YamlResult {
   };
   const problems = document.errors.map((error): Problem => ({ where: at(error.pos[0]), message: error.message }));
   if (problems.length > 0) return { kind: 'error', problems };
-  const locate = (path: readonly PropertyKey[]): string => at(offsetOf(document.contents, path));
+  const locate = (path: readonly PropertyKey[]): string => {
+    const offset = offsetOf(document.contents, path);
+    return offset === undefined ? '' : at(offset);
+  };
   if (document.contents !== null && !isMap(document.contents) && !isEmptyScalar(document.contents)) {
     return { kind: 'error', problems: [{ where: locate([]), message: 'expected keys with values, like "policy: round_robin"' }] };
   }
@@ -43,9 +46,9 @@ function isEmptyScalar(node: unknown): boolean {
   return isScalar(node) && node.value === null;
 }
 
-function offsetOf(root: unknown, path: readonly PropertyKey[]): number {
+function offsetOf(root: unknown, path: readonly PropertyKey[]): number | undefined {
   let node: unknown = root;
-  let offset = startOf(node) ?? 0;
+  let offset = path.length === 0 ? (startOf(node) ?? 0) : undefined;
   for (const key of path) {
     if (isMap(node)) {
       const pair: unknown = node.items.find((item) => isPair(item) && isScalar(item.key) && String(item.key.value) === String(key));

@@ -93,10 +93,10 @@ function skipString(bytes: Uint8Array, from: number, end: number): number {
     if (c !== BACKSLASH) return ~i;
     i++;
     if (i >= end) return ~end;
-    const escape = bytes[i] ?? 0;
-    if (SIMPLE_ESCAPES[escape] === 1) {
+    const letter = bytes[i] ?? 0;
+    if (SIMPLE_ESCAPES[letter] === 1) {
       i++;
-    } else if (escape === 0x75) {
+    } else if (letter === 0x75) {
       for (let k = 1; k <= 4; k++) {
         if (i + k >= end) return ~end;
         if (HEX[bytes[i + k] ?? 0] === 0) return ~(i + k);

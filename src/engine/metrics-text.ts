@@ -62,7 +62,7 @@ export type EngineKind = keyof typeof ENGINE_METRIC_NAMES;
 export function parseEngineMetrics(text: string, kind: EngineKind = 'vllm'): EngineMetrics {
   const table: EngineMetricNames = ENGINE_METRIC_NAMES[kind];
   const wanted = new Map<string, readonly [rule: SampleRule, rank: number]>();
-  for (const rule of table.samples) rule.names.forEach((name, rank) => wanted.set(name, [rule, rank]));
+  for (const rule of table.samples) for (const [rank, name] of rule.names.entries()) wanted.set(name, [rule, rank]);
 
   const found = new Map<SampleField, { rank: number; value: number }>();
   const blockSizes = new Set<number>();
@@ -82,7 +82,7 @@ export function parseEngineMetrics(text: string, kind: EngineKind = 'vllm'): Eng
     if (hit === undefined) continue;
     const [rule, rank] = hit;
     if (rule.where !== undefined && labelsOf(line, name.length)?.get(rule.where[0]) !== rule.where[1]) continue;
-    const value = valueOf(line);
+    const value = sampleValue(line);
     if (value === undefined) continue;
     const before = found.get(rule.field);
     if (before !== undefined && before.rank < rank) continue;
@@ -135,14 +135,17 @@ function labelsOf(line: string, from: number): ReadonlyMap<string, string> | und
     const [, name, value, end] = match ?? [];
     // A trailing comma before the brace is legal in the text format.
     if (name === undefined || value === undefined) return undefined;
-    labels.set(name, value.replace(/\\(.)/g, (_, c: string) => (c === 'n' ? '\n' : c)));
+    labels.set(
+      name,
+      value.replace(/\\(.)/g, (_, c: string) => (c === 'n' ? '\n' : c)),
+    );
     if (end === '}' || /^\s*\}/.test(line.slice(LABEL.lastIndex))) return labels;
   }
 }
 
 const TAIL = /(?:\}|^[^\s{]+)\s*([^\s{}]+)(?:\s+-?\d+)?\s*$/;
 
-function valueOf(line: string): number | undefined {
+function sampleValue(line: string): number | undefined {
   const text = TAIL.exec(line)?.[1];
   const value = text === undefined ? Number.NaN : Number(text);
   return Number.isFinite(value) && value >= 0 ? value : undefined;

@@ -170,7 +170,9 @@ function classifyFailure(error: unknown): Failure {
     return { kind: 'timeout', detail: 'no answer in time' };
   }
   if (RESETS.has(code)) return { kind: 'reset', detail: `connection broke (${code})` };
-  if (code.startsWith('HPE_')) return { kind: 'reset', detail: 'answer is not HTTP' };
+  // undici gives its parser's errors a code only in part.
+  if (error instanceof Error && error.name === 'HTTPParserError')
+    return { kind: 'reset', detail: 'answer is not HTTP' };
   return { kind: 'unreachable', detail: code === '' ? 'no connection' : `no connection (${code})` };
 }
 

@@ -2,7 +2,7 @@ import { isUtf8 } from 'node:buffer';
 import { randomUUID } from 'node:crypto';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { LegEnding, Leg } from '../../gen/baton/v1/router_pb.ts';
-import { BatonError } from '../core/errors.ts';
+import { BatonError, isErrorReason } from '../core/errors.ts';
 import { type Api, type BodyFacts, readFacts } from '../core/facts.ts';
 import { type ObjectScan, scanObject } from '../core/json-scan.ts';
 import { acceptedRequestId, forwardedHeaders } from '../core/request-headers.ts';
@@ -179,7 +179,9 @@ function record(deps: GenerateDeps, finished: Finished): void {
     metrics.legEnded(leg.leg === Leg.PREFILL ? 'prefill' : 'decode', ENDING_NAMES[leg.ending] ?? 'unknown');
   }
   if (gone) metrics.clientAborted(phaseOf(sink));
-  else if (typeof refusal?.error.code === 'string') metrics.failed(refusal.error.code);
+  else if (typeof refusal?.error.code === 'string' && isErrorReason(refusal.error.code.toUpperCase())) {
+    metrics.failed(refusal.error.code);
+  }
   const line = buildAccessRecord({
     requestId,
     api,

@@ -2,7 +2,7 @@
 export const OTHER = 'other';
 
 /** Label value where there is nothing to tell. */
-export const NONE = 'none';
+const NONE = 'none';
 
 /** Lets a bounded number of distinct label values through and folds the rest to `other`. */
 export class LabelSet {

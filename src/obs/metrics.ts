@@ -205,7 +205,13 @@ export class Metrics {
     return new Counter<LabelOf<Name>>({
       ...describe(name),
       registers: [this.#registry],
-      ...(collect === undefined ? {} : { collect() { collect(this); } }),
+      ...(collect === undefined
+        ? {}
+        : {
+            collect() {
+              collect(this);
+            },
+          }),
     });
   }
 
@@ -213,7 +219,13 @@ export class Metrics {
     return new Gauge<LabelOf<Name>>({
       ...describe(name),
       registers: [this.#registry],
-      ...(collect === undefined ? {} : { collect() { collect(this); } }),
+      ...(collect === undefined
+        ? {}
+        : {
+            collect() {
+              collect(this);
+            },
+          }),
     });
   }
 

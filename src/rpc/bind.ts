@@ -103,7 +103,10 @@ async function* failingStream(error: Error): AsyncGenerator<never> {
  * Passes a stream on until `signal` aborts, then throws its reason. The source is closed in any case, and not waited
  * for: it may be in the middle of something that does not end.
  */
-export async function* untilAborted<T>(source: AsyncIterable<T>, signal: AbortSignal): AsyncGenerator<T, void, undefined> {
+export async function* untilAborted<T>(
+  source: AsyncIterable<T>,
+  signal: AbortSignal,
+): AsyncGenerator<T, void, undefined> {
   const iterator = source[Symbol.asyncIterator]();
   // One listener for the whole stream: a race per message would keep a reaction for every message it ever passed on.
   let interrupt: ((error: Error) => void) | undefined;

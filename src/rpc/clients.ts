@@ -53,7 +53,9 @@ function createTransport(options: RemoteOptions): { transport: Transport; close:
   };
   if (options.httpVersion === '1.1') {
     if (protocol === 'grpc') throw new TypeError('gRPC needs HTTP/2');
-    const agent = options.url.startsWith('https:') ? new HttpsAgent({ keepAlive: true }) : new HttpAgent({ keepAlive: true });
+    const agent = options.url.startsWith('https:')
+      ? new HttpsAgent({ keepAlive: true })
+      : new HttpAgent({ keepAlive: true });
     const http1 = { ...common, httpVersion: '1.1' as const, nodeOptions: { agent } };
     const transport = protocol === 'connect' ? createConnectTransport(http1) : createGrpcWebTransport(http1);
     return { transport, close: () => agent.destroy() };

@@ -7,7 +7,7 @@ import { RPC_MAX_TIMEOUT_MS } from './limits.ts';
 
 /**
  * Binds the client type of a service to an implementation in this process, without serialisation. It behaves as a
- * remote client does: abort, `timeoutMs`, error mapping, UNIMPLEMENTED. Messages are shared and not copied, so both
+ * remote client does: abort, `timeoutMs` (0 is none), error mapping, UNIMPLEMENTED. Messages are shared and not copied, so both
  * sides treat them as read-only. A server stream starts with its first read.
  */
 export function createDirectClient<Desc extends DescService>(
@@ -19,8 +19,10 @@ export function createDirectClient<Desc extends DescService>(
   for (const bound of bindService(service, impl, onFault)) {
     methods[bound.method.localName] =
       bound.kind === 'unary'
-        ? (input: MessageInitShape<typeof bound.method.input>, options?: CallOptions) => callUnary(bound, input, options)
-        : (input: MessageInitShape<typeof bound.method.input>, options?: CallOptions) => callStream(bound, input, options);
+        ? (input: MessageInitShape<typeof bound.method.input>, options?: CallOptions) =>
+            callUnary(bound, input, options)
+        : (input: MessageInitShape<typeof bound.method.input>, options?: CallOptions) =>
+            callStream(bound, input, options);
   }
   assertClient(service, methods);
   return methods;
@@ -58,7 +60,6 @@ async function* callStream(bound: Streaming, input: Input, options: CallOptions 
 
 function openCall(method: DescMethod, options: CallOptions | undefined): DirectContext {
   if (options?.signal?.aborted === true) throw abortErrorOf(options.signal);
-  if (options?.timeoutMs !== undefined && options.timeoutMs <= 0) throw deadlineError();
   return new DirectContext(method, options);
 }
 
@@ -92,7 +93,7 @@ class DirectContext implements HandlerContext {
     this.#options = options;
     options?.signal?.addEventListener('abort', this.#onAbort);
     const timeoutMs = options?.timeoutMs;
-    if (timeoutMs !== undefined && timeoutMs <= RPC_MAX_TIMEOUT_MS) {
+    if (timeoutMs !== undefined && timeoutMs > 0 && timeoutMs <= RPC_MAX_TIMEOUT_MS) {
       this.#deadline = performance.now() + timeoutMs;
       this.#timer = setTimeout(() => this.#endEarly(deadlineError()), timeoutMs);
     }
@@ -153,7 +154,7 @@ class DirectContext implements HandlerContext {
     this.#endReason = reason;
     clearTimeout(this.#timer);
     this.#options?.signal?.removeEventListener('abort', this.#onAbort);
-    this.#controller?.abort(reason);
+    
   }
 
   readonly #onAbort = (): void => {

@@ -1,5 +1,5 @@
 /** Largest RPC message in bytes, either way: it carries a prompt of 1,048,576 token ids with room to spare. */
 export const RPC_MAX_MESSAGE_BYTES = 16 * 1024 * 1024;
 
-/** Longest deadline that a caller may set, milliseconds: a Node timer fires at once beyond it. */
+/** Longest deadline of a call, milliseconds: beyond it a Node timer fires at once. */
 export const RPC_MAX_TIMEOUT_MS = 2_147_483_647;

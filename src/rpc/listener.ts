@@ -5,7 +5,12 @@ import {
   type Server,
   type ServerResponse,
 } from 'node:http';
-import { createServer as createHttp2Server, type Http2ServerRequest, type Http2ServerResponse, type ServerHttp2Session } from 'node:http2';
+import {
+  createServer as createHttp2Server,
+  type Http2ServerRequest,
+  type Http2ServerResponse,
+  type ServerHttp2Session,
+} from 'node:http2';
 import type { AddressInfo, Socket } from 'node:net';
 import { Code, ConnectError, createConnectRouter } from '@connectrpc/connect';
 import {
@@ -162,18 +167,13 @@ function parseRequest(request: NodeRequest, response: NodeResponse) {
   }
 }
 
-function respond(response: NodeResponse, status: number): void {
+function respond(response: { writeHead(status: number): unknown; end(): unknown }, status: number): void {
   response.writeHead(status);
   response.end();
 }
 
 /** Puts the protocol sniffer before the connection listener that the HTTP/1.1 server has installed on itself. */
-function sniffConnections(
-  server: Server,
-  silentMs: number,
-  sockets: Sockets,
-  http2: (socket: Socket) => void,
-): void {
+function sniffConnections(server: Server, silentMs: number, sockets: Sockets, http2: (socket: Socket) => void): void {
   const http1Listeners = server.listeners('connection');
   server.removeAllListeners('connection');
   server.on('connection', (socket: Socket) => {

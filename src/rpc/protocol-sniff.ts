@@ -7,11 +7,7 @@ const HTTP2_PREFACE = Buffer.from('PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n', 'latin1');
  * Reads the first bytes of a socket and tells its protocol; whoever takes the socket over at that moment gets those bytes
  * again. A socket whose first bytes decide nothing within `silentMs` is closed.
  */
-export function sniffProtocol(
-  socket: Socket,
-  silentMs: number,
-  onKnown: (protocol: 'http1' | 'http2') => void,
-): void {
+export function sniffProtocol(socket: Socket, silentMs: number, onKnown: (protocol: 'http1' | 'http2') => void): void {
   const chunks: Buffer[] = [];
   const destroy = () => socket.destroy();
   const timer = setTimeout(destroy, silentMs);

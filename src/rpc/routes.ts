@@ -20,7 +20,10 @@ export interface RpcRoutesOptions {
 }
 
 /** Mounts all three services, whichever adapter the router is for. */
-export function createRpcRoutes(services: RpcServices, options: RpcRoutesOptions = {}): (router: ConnectRouter) => void {
+export function createRpcRoutes(
+  services: RpcServices,
+  options: RpcRoutesOptions = {},
+): (router: ConnectRouter) => void {
   const onFault = options.onFault ?? (() => undefined);
   return (router) => {
     const methods = [

@@ -59,6 +59,8 @@ export interface DecodeLegOptions {
   readonly now: () => number;
 }
 
+/** An event is kept until its blank line arrives; a larger one is a fault of the engine. */
+const MAX_EVENT_BYTES = 64 * 1024 * 1024;
 /** How often a silent leg's engine is looked at. */
 const HEALTH_LOOK_MS = 1000;
 
@@ -140,6 +142,10 @@ class DecodeLeg {
     }
     for (const event of this.#splitter.push(chunk)) {
       if (!this.#onEvent(event)) return;
+    }
+    if (this.#splitter.pendingBytes > MAX_EVENT_BYTES) {
+      this.#control?.abort(new Error('an event of the engine is too large'));
+      return;
     }
     if (this.#mode !== 'open') return;
     this.#arm(this.#options.idleMs, 'idle');

@@ -8,6 +8,7 @@ export function passesFilter(instance: Instance, filter: InstanceFilter | undefi
   if (filter === undefined) return true;
   if (filter.role !== Role.UNSPECIFIED && instance.role !== filter.role && instance.role !== Role.BOTH) return false;
   // Until an engine has told its models it is taken to serve any.
-  if (filter.model !== '' && instance.modelsKnown && !instance.models.some(({ id }) => id === filter.model)) return false;
+  if (filter.model !== '' && instance.modelsKnown && !instance.models.some(({ id }) => id === filter.model))
+    return false;
   return Object.entries(filter.labels).every(([name, value]) => instance.labels[name] === value);
 }

@@ -43,7 +43,7 @@ export interface HealthSettings {
 }
 
 /** How long model cards and version are believed before they are read again. */
-export const DETAILS_MAX_AGE_MS = 30_000;
+const DETAILS_MAX_AGE_MS = 30_000;
 
 const FIRST_RETRY_MS = 250;
 const DEFAULT_RETRY_CAP_MS = 5000;
@@ -82,14 +82,8 @@ export class InstanceRecord {
 
   get state(): InstanceState {
     if (this.#drainReason !== undefined) return this.#up === 'down' ? InstanceState.GONE : InstanceState.DRAINING;
-    switch (this.#up) {
-      case 'unknown':
-        return InstanceState.STARTING;
-      case 'up':
-        return InstanceState.READY;
-      case 'down':
-        return InstanceState.SUSPECT;
-    }
+    if (this.#up === 'unknown') return InstanceState.STARTING;
+    return this.#up === 'up' ? InstanceState.READY : InstanceState.SUSPECT;
   }
 
   /** Why it is in this state, a snake_case word. */
@@ -256,9 +250,11 @@ export class InstanceRecord {
     this.#version = result.version ?? this.#version;
     if (result.models === undefined) return;
     this.#modelsKnown = result.models.length <= MAX_MODELS;
-    this.#models = result.models.slice(0, MAX_MODELS).map(({ id, root, parent, maxModelLen, rawJson }) =>
-      create(ModelCardSchema, { id, root, parent, rawJson, ...(maxModelLen === undefined ? {} : { maxModelLen }) }),
-    );
+    this.#models = result.models
+      .slice(0, MAX_MODELS)
+      .map(({ id, root, parent, maxModelLen, rawJson }) =>
+        create(ModelCardSchema, { id, root, parent, rawJson, ...(maxModelLen === undefined ? {} : { maxModelLen }) }),
+      );
     this.#detailsAt = now;
   }
 

@@ -322,7 +322,10 @@ export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, In
       if (this.#stop.signal.aborted) return;
       this.#onProbe(result.health.kind);
       if (result.health.kind !== 'ok' && this.#log.isEnabled('debug')) {
-        this.#log.debug({ instance: record.spec.id, kind: result.health.kind, detail: result.health.detail }, 'probe failed');
+        this.#log.debug(
+          { instance: record.spec.id, kind: result.health.kind, detail: result.health.detail },
+          'probe failed',
+        );
       }
       record.applyProbe(result, startedAt, this.#clock.now());
     } catch (error) {
@@ -353,7 +356,7 @@ function notImplemented(method: string): BatonError {
 }
 
 function invalidField(field: string, what: string): BatonError {
-  return new BatonError({ reason: 'INVALID_FIELD', message: `${field} ${what}`, metadata: { field } });
+  return new BatonError({ reason: 'INVALID_ARGUMENT', message: `${field} ${what}`, param: field, metadata: { field } });
 }
 
 function reasonWord(reason: string): string {

@@ -356,18 +356,18 @@ export class Engine {
       }
       sequence.tokens.push(id);
       this.stats.generationTokens += 1;
-      const goesOn = request.onToken({ id, state: sequence.state });
-      this.check(run);
       const endsAtEos = id === special.eos && !request.ignoreEos;
       const endsAtStop = request.stopTokenIds.has(id) && count > request.minTokens;
+      const isFull = count >= request.maxTokens || sequence.tokens.length >= this.config.maxModelLen;
+      const isLast = endsAtEos || endsAtStop || isFull;
+      const goesOn = request.onToken({ id, state: sequence.state, isLast });
+      this.check(run);
       if (!goesOn) return { finish: 'abort', stopReason: null };
       if (endsAtEos || endsAtStop) {
         if (this.config.asyncScheduling && (await this.grow(run))) sequence.computeNext();
         return { finish: 'stop', stopReason: endsAtEos ? null : id };
       }
-      if (count >= request.maxTokens || sequence.tokens.length >= this.config.maxModelLen) {
-        return { finish: 'length', stopReason: null };
-      }
+      if (isFull) return { finish: 'length', stopReason: null };
       if (await this.grow(run)) sequence.computeNext();
     }
   }

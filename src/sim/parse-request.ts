@@ -30,6 +30,8 @@ export interface GenerateRequest {
   readonly stops: readonly string[];
   readonly stopTokenIds: readonly number[];
   readonly keepStop: boolean;
+  /** Greedy decoding gives every choice the same text. */
+  readonly isGreedy: boolean;
   readonly salt: number;
   readonly echo: boolean;
   /** Alternatives per token; undefined = no log probabilities. */
@@ -262,6 +264,7 @@ export function readGenerate(body: JsonObject, api: ApiKind, model: string, conf
     stops: readStops(body['stop']),
     stopTokenIds: Array.isArray(body['stop_token_ids']) ? body['stop_token_ids'].filter(isInteger) : [],
     keepStop: body['include_stop_str_in_output'] === true,
+    isGreedy: body['temperature'] === 0,
     salt,
     echo: body['echo'] === true,
     logprobs: readLogprobs(body, api),

@@ -10,6 +10,7 @@ export type ForcedToken = number | 'letter';
 export interface TokenStep {
   readonly id: number;
   readonly state: HashState;
+  readonly isLast: boolean;
 }
 
 /** One engine request: one prompt, one choice. */

@@ -62,7 +62,10 @@ describe('parseEngineMetrics', () => {
     ['nothing', ''],
     ['JSON', '{"vllm:num_requests_running": 3}'],
     ['HTML', '<html>\nvllm:num_requests_running\n</html>'],
-    ['values that are no numbers', 'vllm:num_requests_running NaN\nvllm:num_requests_waiting +Inf\nprocess_start_time_seconds x'],
+    [
+      'values that are no numbers',
+      'vllm:num_requests_running NaN\nvllm:num_requests_waiting +Inf\nprocess_start_time_seconds x',
+    ],
     ['a negative gauge', 'vllm:num_requests_running -1'],
     ['unknown layout', 'vllm:cache_config_info{block_size="None",num_gpu_blocks="0"} 1'],
     ['labels that do not end', 'vllm:cache_config_info{block_size="16" 1'],
@@ -81,7 +84,8 @@ describe('detectEngineKind', () => {
 
 describe('parseModelCards', () => {
   it('keeps each card as written and reads its names and window', () => {
-    const base = '{ "id":"m","object":"model","root":"/models/m","parent":null,"max_model_len":4096, "x":1.0, "big":12345678901234567890 }';
+    const base =
+      '{ "id":"m","object":"model","root":"/models/m","parent":null,"max_model_len":4096, "x":1.0, "big":12345678901234567890 }';
     const adapter = '{"id":"lora-a","root":"adapters/a","parent":"m","permission":[{"a":"],["}]}';
     expect(parseModelCards(`{"data":[1],"object":"list","data":[ ${base} ,\n${adapter}]}`)).toEqual([
       { id: 'm', root: '/models/m', parent: '', maxModelLen: 4096, rawJson: base },
@@ -90,7 +94,9 @@ describe('parseModelCards', () => {
   });
 
   it('leaves out what is no card', () => {
-    expect(parseModelCards('{"data":[null,7,"m",{},{"id":5},{"id":""},{"id":"m"}]}')?.map(({ id }) => id)).toEqual(['m']);
+    expect(parseModelCards('{"data":[null,7,"m",{},{"id":5},{"id":""},{"id":"m"}]}')?.map(({ id }) => id)).toEqual([
+      'm',
+    ]);
   });
 
   it.each(['', 'not found', '[]', '{"data":{}}', '{"detail":"Not Found"}', '{"data":[', '{"error":"Unauthorized"}'])(

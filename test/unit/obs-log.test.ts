@@ -5,7 +5,12 @@ import { formatPretty } from '../../src/obs/log-pretty.ts';
 
 function capture(format: LogFormat, level: LogLevel = 'info') {
   const lines: string[] = [];
-  const log = createLogger({ level, format, destination: { write: (line) => lines.push(line) }, now: () => 1_700_000_000_123 });
+  const log = createLogger({
+    level,
+    format,
+    destination: { write: (line) => lines.push(line) },
+    now: () => 1_700_000_000_123,
+  });
   return { log, lines };
 }
 
@@ -26,7 +31,9 @@ describe('createLogger', () => {
     const child = log.child({ role: 'router' });
     child.info('quiet');
     child.error({ id: 'x' }, 'loud');
-    expect(lines.map((line) => JSON.parse(line))).toMatchObject([{ level: 'error', role: 'router', id: 'x', msg: 'loud' }]);
+    expect(lines.map((line) => JSON.parse(line))).toMatchObject([
+      { level: 'error', role: 'router', id: 'x', msg: 'loud' },
+    ]);
     expect([log.isEnabled('info'), log.isEnabled('warn')]).toEqual([false, true]);
   });
 
@@ -48,7 +55,12 @@ describe('createLogger', () => {
 
 describe('formatPretty', () => {
   it('puts a stack below and leaves other text as it is', () => {
-    const line = JSON.stringify({ level: 'error', time: '2023-11-14T22:13:20.123Z', msg: 'bad', error_stack: 'Error: x\n    at f\n    at g' });
+    const line = JSON.stringify({
+      level: 'error',
+      time: '2023-11-14T22:13:20.123Z',
+      msg: 'bad',
+      error_stack: 'Error: x\n    at f\n    at g',
+    });
     expect(formatPretty(line, { color: false })).toBe('22:13:20.123 ERROR bad\n  at f\n  at g\n');
     expect(formatPretty(line, { color: true })).toContain('\u001b[31mERROR\u001b[39m');
     expect(formatPretty('not json\n', { color: false })).toBe('not json\n');
@@ -58,9 +70,18 @@ describe('formatPretty', () => {
 describe('errorFields', () => {
   it('tells type, message, code and causes, and no other member', () => {
     const cause = new Error('socket closed');
-    const error = Object.assign(new TypeError('failed', { cause }), { code: 'E_X', headers: { authorization: 'Bearer secret' }, body: 'prompt' });
+    const error = Object.assign(new TypeError('failed', { cause }), {
+      code: 'E_X',
+      headers: { authorization: 'Bearer secret' },
+      body: 'prompt',
+    });
     const fields = errorFields(error);
-    expect(fields).toMatchObject({ error_type: 'TypeError', error_message: 'failed', error_code: 'E_X', error_causes: ['Error: socket closed'] });
+    expect(fields).toMatchObject({
+      error_type: 'TypeError',
+      error_message: 'failed',
+      error_code: 'E_X',
+      error_causes: ['Error: socket closed'],
+    });
     expect(JSON.stringify(fields)).not.toMatch(/secret|prompt/);
     expect(errorFields('a secret thrown as text')).toEqual({ error_type: 'string' });
   });

@@ -14,19 +14,23 @@ const REQUEST = { api: 'chat.completions', model: 'm', mode: 'prefill_decode', s
 describe('Metrics', () => {
   it('exposes every series of the table, and no other', async () => {
     const metrics = new Metrics({ version: '1.2.3' });
-    const exposed = [...(await metrics.render()).matchAll(/^# TYPE (\S+) (\S+)$/gm)].map(([, name, kind]) => `${name} ${kind}`);
+    const exposed = [...(await metrics.render()).matchAll(/^# TYPE (\S+) (\S+)$/gm)].map(
+      ([, name, kind]) => `${name} ${kind}`,
+    );
     expect(exposed.sort()).toEqual(SERIES.map(({ name, kind }) => `${name} ${kind}`).sort());
     expect(metrics.contentType).toContain('text/plain; version=0.0.4');
   });
 
   it('is described in docs/metrics.md, series for series', () => {
     const doc = readFileSync(new URL('../../docs/metrics.md', import.meta.url), 'utf8');
-    const rows = [...doc.matchAll(/^\| `([a-z_]+)` \| (\w+) \| ([^|]*) \| ([^|]+) \|$/gm)].map(([, name, kind, labels, help]) => ({
-      name,
-      kind,
-      labels: [...(labels ?? '').matchAll(/`(\w+)`/g)].map(([, label]) => label),
-      help,
-    }));
+    const rows = [...doc.matchAll(/^\| `([a-z_]+)` \| (\w+) \| ([^|]*) \| ([^|]+) \|$/gm)].map(
+      ([, name, kind, labels, help]) => ({
+        name,
+        kind,
+        labels: [...(labels ?? '').matchAll(/`(\w+)`/g)].map(([, label]) => label),
+        help,
+      }),
+    );
     expect(rows).toEqual(SERIES.map(({ name, kind, labels, help }) => ({ name, kind, labels: [...labels], help })));
   });
 
@@ -34,12 +38,16 @@ describe('Metrics', () => {
     const metrics = new Metrics({ version: '0' });
     metrics.setKnownModels(['m']);
     metrics.requestStarted('chat.completions');
-    expect(await linesOf(metrics, 'baton_requests_in_flight')).toEqual(['baton_requests_in_flight{api="chat.completions"} 1']);
+    expect(await linesOf(metrics, 'baton_requests_in_flight')).toEqual([
+      'baton_requests_in_flight{api="chat.completions"} 1',
+    ]);
     metrics.requestFinished({ ...REQUEST, promptTokens: 10, cachedTokens: 4, completionTokens: 0 });
     expect(await linesOf(metrics, 'baton_requests_total')).toEqual([
       'baton_requests_total{api="chat.completions",model="m",mode="prefill_decode",status_class="2xx"} 1',
     ]);
-    expect(await linesOf(metrics, 'baton_requests_in_flight')).toEqual(['baton_requests_in_flight{api="chat.completions"} 0']);
+    expect(await linesOf(metrics, 'baton_requests_in_flight')).toEqual([
+      'baton_requests_in_flight{api="chat.completions"} 0',
+    ]);
     expect(await linesOf(metrics, 'baton_request_duration_seconds_sum')).toEqual([
       'baton_request_duration_seconds_sum{api="chat.completions",model="m",mode="prefill_decode"} 1.5',
     ]);
@@ -51,7 +59,8 @@ describe('Metrics', () => {
 
   it('ignores token counts that are none', async () => {
     const metrics = new Metrics({ version: '0' });
-    for (const promptTokens of [-1, 0.5, Number.NaN, Number.POSITIVE_INFINITY]) metrics.requestFinished({ ...REQUEST, promptTokens });
+    for (const promptTokens of [-1, 0.5, Number.NaN, Number.POSITIVE_INFINITY])
+      metrics.requestFinished({ ...REQUEST, promptTokens });
     expect(await linesOf(metrics, 'baton_tokens_total')).toEqual([]);
   });
 
@@ -136,6 +145,13 @@ describe('statusClass', () => {
 describe('LabelSet', () => {
   it('lets no more values through than its limit', () => {
     const set = new LabelSet(2, () => true);
-    expect(['a', 'b', 'c', 'a', '', undefined].map((value) => set.label(value))).toEqual(['a', 'b', 'other', 'a', 'none', 'none']);
+    expect(['a', 'b', 'c', 'a', '', undefined].map((value) => set.label(value))).toEqual([
+      'a',
+      'b',
+      'other',
+      'a',
+      'none',
+      'none',
+    ]);
   });
 });

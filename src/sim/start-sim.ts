@@ -1,0 +1,330 @@
+import { randomBytes, randomInt } from 'node:crypto';
+import { sleepOn } from './clock.ts';
+import { Engine } from './engine.ts';
+import { createRandom, FaultBook, readFault, type FaultRule } from './faults.ts';
+import { HttpFront, resetSocket, sendJson, sendText, type Exchange, type RecordedRequest } from './http-front.ts';
+import { internalError } from './api-error.ts';
+import { isObject, type JsonObject } from './json.ts';
+import { resolveOptions, type SimConfig, type SimOptions, type SimRole } from './options.ts';
+import { answer, type RouteContext } from './routes.ts';
+import type { EngineStats } from './stats.ts';
+
+/** What a simulated engine reports about itself; counters are of the current engine life. */
+export interface SimState extends EngineStats {
+  readonly engineId: string;
+  readonly role: SimRole;
+  readonly url: string;
+  /** Live pins of either kind, leaked ones included. */
+  readonly pins: number;
+  readonly pinnedBlocks: number;
+  readonly pinList: readonly { readonly requestId: string; readonly kind: string; readonly blocks: number; readonly tokens: number }[];
+  readonly pinsExpired: number;
+  readonly freeBlocks: number;
+  readonly usage: number;
+  readonly running: number;
+  readonly waiting: number;
+  readonly loading: number;
+  /** Requests that hang at this moment; `hung` counts all of them. */
+  readonly hanging: number;
+  readonly killed: boolean;
+  readonly deathReason: string | null;
+  readonly listening: boolean;
+  readonly starts: number;
+  /** Generate requests received by this process, all lives. */
+  readonly requests: number;
+  readonly faults: readonly JsonObject[];
+}
+
+/** A running simulated engine. */
+export interface Sim {
+  readonly url: string;
+  readonly port: number;
+  readonly sideChannel: { readonly host: string; readonly port: number };
+  readonly role: SimRole;
+  /** The engine id of the current life. */
+  readonly engineId: string;
+  /** Requests as received, with `recordRequests`; /sim routes are left out. */
+  readonly requests: readonly RecordedRequest[];
+  state(): SimState;
+  /** Adds a fault; `refuse` has closed the listener when this resolves. */
+  setFault(rule: FaultRule): Promise<void>;
+  /** Drops all faults and listens again if a `refuse` fault had stopped it. */
+  clearFaults(): Promise<void>;
+  /** The process dies: connections are reset, then refused; KV and pins are gone. */
+  crash(): Promise<void>;
+  /** Starts a new life on the same ports: new engine id, empty KV, faults kept. */
+  restart(): Promise<void>;
+  close(): Promise<void>;
+}
+
+class RunningSim implements Sim {
+  readonly role: SimRole;
+  readonly requests: RecordedRequest[] = [];
+  private engine: Engine;
+  private readonly config: SimConfig;
+  private readonly front: HttpFront;
+  private readonly faults: FaultBook;
+  private readonly random: () => number;
+  private sidePort: number;
+  private starts = 1;
+  private received = 0;
+  private killed = false;
+  private changing: Promise<void> = Promise.resolve();
+
+  constructor(config: SimConfig) {
+    this.config = config;
+    this.role = config.role;
+    this.random = createRandom(config.seed ?? randomInt(2 ** 32));
+    this.faults = new FaultBook(this.random);
+    this.sidePort = config.sidePort;
+    this.engine = this.createEngine(config.engineId);
+    this.front = new HttpFront(
+      config.host,
+      config.port,
+      config.keepAliveMs,
+      (exchange) => this.handle(exchange),
+      config.recordRequests
+        ? (request) => {
+            if (!request.path.startsWith('/sim/')) this.requests.push(request);
+          }
+        : undefined,
+    );
+  }
+
+  get url(): string {
+    const { host } = this.config;
+    return `http://${host.includes(':') ? `[${host}]` : host}:${this.front.port}`;
+  }
+
+  get port(): number {
+    return this.front.port;
+  }
+
+  get engineId(): string {
+    return this.engine.engineId;
+  }
+
+  get sideChannel(): { readonly host: string; readonly port: number } {
+    return { host: this.config.advertiseHost ?? this.config.sideHost, port: this.engine.sidePort };
+  }
+
+  async start(): Promise<void> {
+    await this.engine.listen(this.sidePort);
+    this.sidePort = this.engine.sidePort;
+    try {
+      await this.front.listen();
+    } catch (error) {
+      await this.engine.stop();
+      throw error;
+    }
+  }
+
+  state(): SimState {
+    const { engine } = this;
+    const pins = engine.pins.list();
+    return {
+      ...engine.stats,
+      engineId: engine.engineId,
+      role: this.role,
+      url: this.url,
+      pins: pins.length,
+      pinnedBlocks: pins.reduce((sum, pin) => sum + pin.blocks.length, 0),
+      pinList: pins.map((pin) => ({
+        requestId: pin.requestId,
+        kind: pin.kind,
+        blocks: pin.blocks.length,
+        tokens: pin.tokens,
+      })),
+      pinsExpired: engine.pins.expired,
+      freeBlocks: engine.pool.freeCount,
+      usage: engine.pool.usage,
+      running: engine.countPhase('running'),
+      waiting: engine.countPhase('waiting'),
+      loading: engine.countPhase('loading'),
+      hanging: engine.countPhase('hung'),
+      killed: this.killed,
+      deathReason: engine.deathReason ?? null,
+      listening: this.front.isListening,
+      starts: this.starts,
+      requests: this.received,
+      faults: this.faults.list(),
+    };
+  }
+
+  setFault(rule: FaultRule): Promise<void> {
+    this.faults.add(rule);
+    return rule.kind === 'refuse' ? this.change(() => this.front.stopListening()) : Promise.resolve();
+  }
+
+  clearFaults(): Promise<void> {
+    const refused = this.faults.refuses;
+    this.faults.clear();
+    if (!refused || this.killed) return Promise.resolve();
+    return this.change(async () => {
+      if (!this.front.isListening) await this.front.listen();
+    });
+  }
+
+  crash(): Promise<void> {
+    return this.change(async () => {
+      this.killed = true;
+      this.front.resetAll(false);
+      await this.front.stopListening();
+      await this.engine.stop();
+    });
+  }
+
+  restart(): Promise<void> {
+    return this.change(async () => {
+      this.front.resetAll(false);
+      await this.front.stopListening();
+      await this.engine.stop();
+      this.engine = this.createEngine(undefined);
+      this.starts += 1;
+      this.killed = false;
+      await this.engine.listen(this.sidePort);
+      if (!this.faults.refuses) await this.front.listen();
+    });
+  }
+
+  close(): Promise<void> {
+    return this.change(async () => {
+      await this.front.stopListening();
+      this.front.resetAll(false);
+      await this.engine.stop();
+    });
+  }
+
+  /** Listener changes run one after another. */
+  private change(work: () => Promise<void>): Promise<void> {
+    const next = this.changing.then(work);
+    this.changing = next.catch(() => undefined);
+    return next;
+  }
+
+  private createEngine(engineId: string | undefined): Engine {
+    return new Engine(this.config, engineId ?? this.drawUuid(), (silent) => {
+      if (silent !== undefined) {
+        for (const exchange of this.front.open) {
+          exchange.isSilent ||= exchange.publicId !== '' && silent.internalId.includes(exchange.publicId);
+        }
+      }
+      this.killed = true;
+      void this.change(() => this.exitAfterDeath());
+    });
+  }
+
+  /** The engine core is dead: open requests get their 500s, then the process is gone. */
+  private async exitAfterDeath(): Promise<void> {
+    const { engine } = this;
+    for (let turn = 0; turn < 50 && [...this.front.open].some((exchange) => !exchange.isSilent); turn += 1) {
+      await new Promise((resolve) => setImmediate(resolve));
+    }
+    await this.front.stopListening();
+    this.front.resetAll(true);
+    await engine.stop();
+  }
+
+  private drawHex(digits: number): string {
+    if (this.config.seed === undefined) return randomBytes(Math.ceil(digits / 2)).toString('hex').slice(0, digits);
+    let text = '';
+    while (text.length < digits) text += Math.floor(this.random() * 16).toString(16);
+    return text;
+  }
+
+  private drawUuid(): string {
+    const hex = this.drawHex(32);
+    return [hex.slice(0, 8), hex.slice(8, 12), `4${hex.slice(13, 16)}`, `a${hex.slice(17, 20)}`, hex.slice(20)].join('-');
+  }
+
+  private async handle(exchange: Exchange): Promise<void> {
+    const { request, parsed, response, socket } = exchange;
+    if (request.path === '/sim/state' && request.method === 'GET') {
+      sendJson(response, 200, this.state());
+      return;
+    }
+    if (request.path === '/sim/fault' && request.method === 'POST') {
+      await this.receiveFault(exchange);
+      return;
+    }
+    if (request.method === 'POST' && /^\/v1\/(chat\/)?completions$/.test(request.path)) this.received += 1;
+    const model = isObject(parsed) && typeof parsed['model'] === 'string' ? parsed['model'] : '';
+    const fault =
+      request.method === 'POST'
+        ? this.faults.match({ leg: request.leg, path: request.path, model, isReused: request.onConnection > 1 })
+        : undefined;
+    const proceeds = fault === undefined || (await this.applyFault(exchange, fault));
+    if (!proceeds || socket.destroyed) return;
+    const context: RouteContext = {
+      engine: this.engine,
+      config: this.config,
+      fault,
+      drawHex: (digits) => this.drawHex(digits),
+      load: this.front.open.size - 1,
+    };
+    await answer(exchange, context);
+  }
+
+  /** Carries out what a fault does before the request is looked at; true if the request goes on. */
+  private async applyFault(exchange: Exchange, fault: FaultRule): Promise<boolean> {
+    const { response, socket, signal } = exchange;
+    switch (fault.kind) {
+      case 'status': {
+        for (const [name, value] of Object.entries(fault.headers ?? {})) response.setHeader(name, value);
+        const status = fault.status ?? 500;
+        if (typeof fault.body === 'string') sendText(response, status, 'text/plain; charset=utf-8', fault.body);
+        else sendJson(response, status, fault.body ?? internalError().body);
+        return false;
+      }
+      case 'reset':
+      case 'reset_reused':
+        resetSocket(socket);
+        return false;
+      case 'stall':
+        await sleepOn(this.config.clock, fault.ms ?? 1000, signal);
+        return true;
+      case 'hang':
+        await new Promise<void>((resolve) => {
+          if (signal.aborted) resolve();
+          signal.addEventListener('abort', () => resolve());
+        });
+        return false;
+      case 'kill':
+        await this.crash();
+        return false;
+      case 'restart':
+        await this.restart();
+        return false;
+      case 'crash':
+        this.engine.die('injected');
+        return true;
+      default:
+        return true;
+    }
+  }
+
+  private async receiveFault(exchange: Exchange): Promise<void> {
+    const { parsed, response } = exchange;
+    if (isObject(parsed) && parsed['kind'] === 'clear') {
+      await this.clearFaults();
+      sendJson(response, 200, { faults: this.faults.list() });
+      return;
+    }
+    const rule = readFault(parsed);
+    if (rule === undefined) {
+      sendJson(response, 400, { error: 'not a fault' });
+      return;
+    }
+    if (rule.kind !== 'refuse') await this.setFault(rule);
+    else this.faults.add(rule);
+    sendJson(response, 200, { faults: this.faults.list() });
+    if (rule.kind === 'refuse') await this.change(() => this.front.stopListening());
+  }
+}
+
+/** Starts a simulated engine; resolves when both ports listen, rejects if one is in use. */
+export async function startSim(options: SimOptions = {}): Promise<Sim> {
+  const sim = new RunningSim(resolveOptions(options));
+  await sim.start();
+  return sim;
+}

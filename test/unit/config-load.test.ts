@@ -1,0 +1,346 @@
+import { readFileSync } from 'node:fs';
+import { describe, expect, test } from 'vitest';
+import { type LoadInput, loadConfig } from '../../src/config/load-config.ts';
+import { formatProblem } from '../../src/config/problem.ts';
+import type { Config } from '../../src/config/schema.ts';
+
+const KNOWN = { policies: ['round_robin', 'least_loaded'], connectors: ['nixl', 'nixl-push', 'lmcache', 'none'] };
+
+function load(input: Partial<LoadInput> = {}) {
+  return loadConfig({ flags: {}, env: {}, known: KNOWN, terminal: false, ...input });
+}
+
+function good(input: Partial<LoadInput> = {}): Config {
+  const loaded = load(input);
+  if (loaded.kind === 'error') throw new Error(loaded.problems.map(formatProblem).join('\n'));
+  return loaded.config;
+}
+
+function problems(input: Partial<LoadInput>): readonly string[] {
+  const loaded = load(input);
+  return loaded.kind === 'error' ? loaded.problems.map(formatProblem) : [];
+}
+
+function warnings(input: Partial<LoadInput>): readonly string[] {
+  const loaded = load(input);
+  return loaded.kind === 'ok' ? loaded.warnings.map(formatProblem) : [];
+}
+
+function fixture(name: string): string {
+  return readFileSync(new URL(`../fixtures/config/${name}`, import.meta.url), 'utf8');
+}
+
+describe('defaults', () => {
+  test('nothing given: the whole of the settings, in front of the example engines', () => {
+    const loaded = load();
+    expect(loaded).toMatchObject({ kind: 'ok', warnings: [] });
+    expect(good()).toEqual({
+      roles: ['kvstore', 'registry', 'router', 'facade'],
+      facade: {
+        host: '0.0.0.0',
+        port: 8000,
+        bodyLimitBytes: 67_108_864,
+        clientKvTransferParams: 'refuse',
+        holdBytes: 65_536,
+        streamBufferBytes: 262_144,
+        metrics: false,
+      },
+      rpc: { host: '127.0.0.1', port: 50_051, insecure: false },
+      admin: { host: '127.0.0.1', port: 29_000, insecure: false },
+      kvConnector: 'nixl',
+      policy: { prefill: 'round_robin', decode: 'round_robin' },
+      instances: [
+        { ...engine('prefill'), id: 'localhost:8100', url: 'http://localhost:8100' },
+        { ...engine('decode'), id: 'localhost:8200', url: 'http://localhost:8200' },
+      ],
+      engineAuth: 'auto',
+      kv: { remoteHost: 'auto', leaseMarginMs: 10_000 },
+      reuse: { guard: 'exact', unsafe: false, autolink: true },
+      disagg: { minUncachedTokens: 0 },
+      identity: { headers: ['x-session-id', 'session-id'], clientBound: false },
+      timeouts: {
+        connectMs: 3000,
+        storeMs: 20,
+        tokenizeMs: 500,
+        prefillWarmMs: 60_000,
+        prefillWarmPerTokenMs: 10,
+        prefillColdMs: 1_800_000,
+        firstContentMs: 600_000,
+        wholeReplyMs: 1_800_000,
+        idleMs: 300_000,
+        clientStallMs: 60_000,
+        queueMs: 30_000,
+        drainMs: 180_000,
+        keepAliveMs: 4000,
+      },
+      queue: { max: 1024 },
+      retry: { budgetPercent: 20 },
+      health: { intervalMs: 5000, timeoutMs: 2000, failures: 3 },
+      log: { level: 'info', format: 'json' },
+      lmcache: {
+        decoderInitPorts: [8300],
+        decoderAllocPorts: [8400],
+        decoderPortsCountUp: false,
+        proxyHost: 'localhost',
+        proxyPort: 8500,
+      },
+    } satisfies Config);
+  });
+
+  test('log lines are pretty on a terminal unless told otherwise', () => {
+    expect(good({ terminal: true }).log.format).toBe('pretty');
+    expect(good({ terminal: true, flags: { 'log-format': 'json' } }).log.format).toBe('json');
+  });
+
+  test.each(['', '# only a comment\n', 'timeouts:\n  # connect: 3s\n', '---\n'])('an empty file changes nothing: %j', (fileText) => {
+    expect(good({ fileText })).toEqual(good());
+  });
+});
+
+function engine(role: 'prefill' | 'decode') {
+  return {
+    role,
+    connector: 'nixl',
+    headers: {},
+    labels: {},
+    kvLeaseMs: 30_000,
+    decoderTtlMs: 480_000,
+    bidirectional: 'auto' as const,
+    loadFailurePolicy: 'fail' as const,
+  };
+}
+
+describe('the file', () => {
+  test('every key arrives', () => {
+    const config = good({ fileText: fixture('full.yaml'), env: { OPENAI_API_KEY: 'sk-1' } });
+    expect(config).toMatchObject({
+      roles: ['kvstore', 'registry', 'router', 'facade'],
+      facade: {
+        host: '127.0.0.1',
+        port: 9000,
+        bodyLimitBytes: 8_388_608,
+        clientKvTransferParams: 'drop',
+        holdBytes: 1024,
+        streamBufferBytes: 2048,
+        metrics: true,
+      },
+      rpc: { port: 'off' },
+      kvConnector: 'nixl',
+      policy: { prefill: 'round_robin', decode: 'round_robin' },
+      engineAuth: 'strip',
+      openaiApiKey: 'sk-1',
+      kv: { remoteHost: 'keep', leaseMarginMs: 5000 },
+      reuse: { guard: 'history', unsafe: true, autolink: false },
+      disagg: { minUncachedTokens: 32 },
+      identity: { headers: ['x-conversation'], clientBound: true },
+      timeouts: { connectMs: 1000, prefillWarmPerTokenMs: 2, idleMs: 0, storeMs: 20 },
+      queue: { max: 5 },
+      retry: { budgetPercent: 50 },
+      health: { intervalMs: 1000, timeoutMs: 300, failures: 2 },
+      log: { level: 'warn', format: 'json' },
+    });
+    expect(config.instances).toEqual([
+      {
+        ...engine('prefill'),
+        id: 'big-prefill',
+        url: 'http://10.0.0.1:8100',
+        labels: { zone: 'a', gpus: '8' },
+        headers: { 'x-pool': 'p' },
+        kvLeaseMs: 60_000,
+        bidirectional: 'on',
+      },
+      {
+        ...engine('decode'),
+        id: '10.0.0.2:443/decode',
+        url: 'https://10.0.0.2/decode',
+        apiKey: 'own-key',
+        headers: { 'x-team': 'two', 'x-pool': 'd' },
+        loadFailurePolicy: 'recompute',
+        decoderTtlMs: 600_000,
+      },
+    ]);
+  });
+
+  test('each mistake has its line, its path and what to write', () => {
+    expect(problems({ fileText: fixture('broken.yaml') })).toEqual([
+      'baton.yaml:3:3: facade.port: expected a port from 0 to 65535 (0 takes any free port) or "off", got 70000',
+      'baton.yaml:2:3: facade.prot: unknown key; did you mean facade.port?',
+      expect.stringMatching(/^baton\.yaml:11:1: rpc: expected a section with host, port, insecure \.\.\., got 50051$/),
+      'baton.yaml:8:5: instances[0].url: "10.0.0.1:8100" has no scheme; write "http://10.0.0.1:8100"',
+      'baton.yaml:9:5: instances[0].role: expected one of prefill, decode, both, got "prefil"; did you mean prefill?',
+      'baton.yaml:10:5: instances[1].url: expected a URL like "http://10.0.0.1:8100", got nothing',
+      'baton.yaml:5:3: timeouts.connect: expected a duration like "3s", "500ms" or 0 for off, got "3 seconds"',
+      'baton.yaml:6:3: timeouts.conect: unknown key; did you mean timeouts.connect?',
+      'baton.yaml:12:1: port: unknown key; did you mean facade.port?',
+    ]);
+  });
+
+  test('a text that is no YAML, or no mapping, says where', () => {
+    expect(problems({ fileText: 'a: [1, 2\n', fileName: 'x.yaml' })[0]).toMatch(/^x\.yaml:\d+:\d+: /);
+    expect(problems({ fileText: 'facade: {}\nfacade: {}\n' })[0]).toMatch(/^baton\.yaml:2:1: /);
+    expect(problems({ fileText: '- a\n' })).toEqual(['baton.yaml:1:1: expected keys with values, like "policy: round_robin"']);
+    expect(problems({ fileText: 'just text' })).toHaveLength(1);
+    expect(problems({ fileText: 'queue: *nowhere\n' })).toHaveLength(1);
+    expect(problems({ fileText: 'instances: http://x:1\n' })).toEqual(['baton.yaml:1:1: instances: expected a list, got "http://x:1"']);
+    expect(problems({ fileText: 'instances: [http://x:1]\n' })[0]).toContain('instances[0]: expected a section with url, role');
+  });
+
+  test('an empty list of instances means that they register themselves', () => {
+    expect(good({ fileText: 'instances: []\n' }).instances).toEqual([]);
+    expect(warnings({ fileText: 'instances: []\n' })).toEqual([
+      'no prefill engine is configured (--prefill URL); requests wait until one registers',
+      'no decode engine is configured (--decode URL); requests wait until one registers',
+    ]);
+  });
+
+  test('keys and headers in it are not shown when they are wrong', () => {
+    const fileText = 'instances:\n  - {url: "http://x:1", role: both, api_key: "my secret", headers: {x-key: "se\\ncret"}}\n';
+    expect(problems({ fileText })).toHaveLength(2);
+    expect(problems({ fileText }).join()).not.toMatch(/my secret|se\\?ncret/);
+  });
+});
+
+describe('precedence', () => {
+  const fileText = 'rpc: {port: 1001}\nadmin: {port: 1001}\nfacade: {port: 1001, host: 127.0.0.9}\n';
+
+  test('flags before variables before the file before defaults', () => {
+    const config = good({ fileText, env: { BATON_RPC_PORT: '1002', BATON_PORT: '1003' }, flags: { port: '1004' } });
+    expect([config.facade.port, config.rpc.port, config.admin.port]).toEqual([1004, 1002, 1001]);
+    expect(config.facade.host).toBe('127.0.0.9');
+  });
+
+  test('a mistake is named as the user wrote it', () => {
+    expect(problems({ flags: { 'rpc-port': 'x' } })[0]).toMatch(/^--rpc-port: expected a port/);
+    expect(problems({ env: { BATON_RPC_PORT: 'x' } })[0]).toMatch(/^BATON_RPC_PORT: expected a port/);
+    expect(problems({ fileText: 'rpc:\n  port: x\n', flags: { 'rpc-port': '5' } })).toEqual([]);
+  });
+
+  test('a variable can switch off what the file switches on', () => {
+    const open = 'rpc: {host: 0.0.0.0, insecure: true}\n';
+    expect(problems({ fileText: open })).toEqual([]);
+    expect(problems({ fileText: open, env: { BATON_INSECURE_RPC: 'false' } })).toHaveLength(1);
+  });
+
+  test('an empty variable is none, and Kubernetes service variables are not ours', () => {
+    expect(good({ env: { BATON_PORT: '' } }).facade.port).toBe(8000);
+    const env = { BATON_PORT: 'tcp://10.0.0.1:8000', BATON_SERVICE_HOST: '10.0.0.1', BATON_PORT_8000_TCP: 'x' };
+    expect(good({ env }).facade.port).toBe(8000);
+    expect(warnings({ env })).toEqual(['BATON_PORT: ignored, because Kubernetes set it for a service of that name']);
+  });
+
+  test('a mistyped variable is warned about', () => {
+    expect(warnings({ env: { BATON_RPC_PROT: '1' } })).toEqual(['BATON_RPC_PROT: ignored; did you mean BATON_RPC_PORT?']);
+  });
+
+  test('flags replace the engines of their role in the file', () => {
+    const instances = 'instances:\n  - {url: "http://f:1", role: prefill}\n  - {url: "http://f:2", role: decode}\n  - {url: "http://f:3", role: both}\n';
+    const config = good({ fileText: instances, flags: { prefill: ['http://g:1'] } });
+    expect(config.instances.map(({ id, role }) => `${id} ${role}`)).toEqual(['f:2 decode', 'f:3 both', 'g:1 prefill']);
+    const pooled = good({ fileText: 'pools: {prefill: {api_key: k}}\n', flags: { prefill: ['http://g:1'], decode: ['http://g:2'] } });
+    expect(pooled.instances.map(({ apiKey }) => apiKey)).toEqual(['k', undefined]);
+  });
+
+  test('the variables of the examples keep their names', () => {
+    expect(good({ env: { OPENAI_API_KEY: ' sk-1 ' } }).openaiApiKey).toBe('sk-1');
+    expect(good({ env: { OPENAI_API_KEY: '' } })).not.toHaveProperty('openaiApiKey');
+    expect(problems({ env: { OPENAI_API_KEY: 'a b' } })).toEqual(['OPENAI_API_KEY: expected a key without white space']);
+    expect(good({ env: { CLIENT_BOUND: 'true' } }).identity).toEqual({ headers: ['session-id'], clientBound: true });
+    expect(good({ env: { CLIENT_BOUND: 'True', CLIENT_BOUND_KEY: 'X-Chat' } }).identity).toEqual({ headers: ['x-chat'], clientBound: true });
+    expect(good({ env: { CLIENT_BOUND: 'false', CLIENT_BOUND_KEY: 'x-chat' } }).identity).toEqual(good().identity);
+    expect(problems({ env: { CLIENT_BOUND: 'true', CLIENT_BOUND_KEY: 'a b' } })[0]).toMatch(/^CLIENT_BOUND_KEY: /);
+  });
+});
+
+describe('policies and connectors', () => {
+  test('one policy is for both, unless one is named', () => {
+    expect(good({ flags: { policy: 'least-loaded' } }).policy).toEqual({ prefill: 'least_loaded', decode: 'least_loaded' });
+    expect(good({ flags: { policy: 'least_loaded', 'decode-policy': 'round_robin' } }).policy).toEqual({ prefill: 'least_loaded', decode: 'round_robin' });
+    expect(good({ fileText: 'policy: least_loaded\n', flags: { 'prefill-policy': 'round_robin' } }).policy).toEqual({
+      prefill: 'round_robin',
+      decode: 'least_loaded',
+    });
+    expect(good({ env: { BATON_DECODE_POLICY: 'least_loaded' }, flags: { policy: 'round_robin' } }).policy.decode).toBe('round_robin');
+  });
+
+  test('an unknown name lists the known ones', () => {
+    expect(problems({ flags: { 'prefill-policy': 'leastloded' } })).toEqual([
+      '--prefill-policy: expected one of round_robin, least_loaded, got "leastloded"; did you mean least_loaded?',
+    ]);
+    expect(problems({ flags: { 'kv-connector': 'zmq' } })[0]).toBe('--kv-connector: expected one of nixl, nixl-push, lmcache, none, got "zmq"');
+    const fileText = 'instances:\n  - {url: "http://x:1", role: both, connector: zmq}\n';
+    expect(problems({ fileText })[0]).toMatch(/^baton\.yaml:2:37: expected one of nixl/);
+  });
+
+  test.each([
+    ['nixl', 'nixl'],
+    ['NixlConnector', 'nixl'],
+    ['NIXL', 'nixl'],
+    ['NixlPushConnector', 'nixl-push'],
+    ['nixl_push', 'nixl-push'],
+    ['LMCacheConnectorV1', 'lmcache'],
+  ])('%s is the connector %s', (name, connector) => {
+    expect(good({ flags: { 'kv-connector': name } }).kvConnector).toBe(connector);
+  });
+});
+
+describe('what belongs together', () => {
+  test('open ports need to be allowed', () => {
+    expect(problems({ flags: { 'rpc-host': '0.0.0.0' } })).toEqual([
+      '--rpc-host: other machines reach 0.0.0.0, and the rpc port has no authentication; use 127.0.0.1, or allow it with --insecure-rpc',
+    ]);
+    expect(problems({ flags: { 'admin-host': '::' } })[0]).toContain('--insecure-admin');
+    expect(problems({ flags: { 'rpc-host': '0.0.0.0', 'insecure-rpc': 'true', 'admin-host': '10.0.0.1', 'insecure-admin': 'true' } })).toEqual([]);
+    expect(problems({ flags: { 'rpc-host': '0.0.0.0', 'rpc-port': 'off' } })).toEqual([]);
+    expect(problems({ flags: { 'rpc-host': '::1', 'admin-host': 'localhost' } })).toEqual([]);
+  });
+
+  test('two listeners cannot share a port', () => {
+    expect(problems({ flags: { port: '29000' } })).toEqual(['--port: port 29000 is both the facade and the admin port; give them different ports']);
+    expect(problems({ flags: { 'rpc-port': '7', 'admin-port': '7' } })[0]).toMatch(/^--admin-port: port 7 is both the rpc and the admin port/);
+    expect(problems({ flags: { 'rpc-port': '0', 'admin-port': '0', port: '0' } })).toEqual([]);
+    expect(problems({ flags: { 'rpc-port': '7', 'admin-port': '7', 'admin-host': '127.0.0.2' } })).toEqual([]);
+  });
+
+  test('unsafe reuse must be asked for', () => {
+    for (const guard of ['history', 'off']) {
+      expect(problems({ flags: { 'reuse-guard': guard } })[0]).toMatch(/^--reuse-guard: .*--unsafe-reuse/);
+      expect(problems({ flags: { 'reuse-guard': guard, 'unsafe-reuse': 'true' } })).toEqual([]);
+      expect(warnings({ flags: { 'reuse-guard': guard, 'unsafe-reuse': 'true' } })[0]).toMatch(/^--reuse-guard: .*unsafe/);
+    }
+    expect(problems({ flags: { 'reuse-guard': 'exact' } })).toEqual([]);
+    expect(problems({ flags: { 'reuse-guard': 'none' } })[0]).toContain('expected one of exact, history, off');
+  });
+
+  test('a role needs those that it calls', () => {
+    expect(problems({ flags: { roles: 'facade' } })).toEqual(['--router-url: is needed, because facade runs here and router does not (--roles)']);
+    expect(problems({ flags: { roles: 'router' } }).map((line) => line.split(':')[0])).toEqual(['--kvstore-url', '--registry-url']);
+    expect(good({ flags: { roles: 'facade', 'router-url': 'http://r:50051/' } })).toMatchObject({ roles: ['facade'], routerUrl: 'http://r:50051', instances: [] });
+    expect(problems({ flags: { 'router-url': 'http://r:1' } })[0]).toMatch(/^--router-url: is for a router in another process/);
+    expect(problems({ flags: { roles: 'facade', 'router-url': 'r:50051' } })[0]).toMatch(/^--router-url: "r:50051" has no scheme/);
+    expect(problems({ flags: { roles: 'kvstore', 'rpc-port': 'off' } })[0]).toMatch(/^--rpc-port: without the RPC port nothing reaches kvstore/);
+    expect(problems({ flags: { roles: 'facade,routr' } })[0]).toContain('did you mean router?');
+    expect(problems({ flags: { roles: ',' } })[0]).toMatch(/^--roles: expected at least one of/);
+  });
+
+  test('engines are only for the registry', () => {
+    const flags = { roles: 'facade', 'router-url': 'http://r:1', prefill: ['http://x:1'] };
+    expect(warnings({ flags })).toEqual(['--prefill: has no effect, because the registry does not run here (--roles)']);
+  });
+
+  test('replace needs a key', () => {
+    expect(problems({ flags: { 'engine-auth': 'replace' } })).toEqual(['--engine-auth: "replace" needs a key: set OPENAI_API_KEY or an api_key']);
+    expect(problems({ flags: { 'engine-auth': 'replace' }, env: { OPENAI_API_KEY: 'k' } })).toEqual([]);
+    expect(problems({ fileText: 'pools: {prefill: {api_key: k}}\n', flags: { 'engine-auth': 'replace' } })).toEqual([]);
+  });
+
+  test('flags of another connector are accepted with a warning', () => {
+    const flags = { 'decoder-init-port': ['7300,7301'], 'proxy-port': '7500' };
+    expect(warnings({ flags })).toEqual([
+      '--decoder-init-port: has no effect with the nixl connector',
+      '--proxy-port: has no effect with the nixl connector',
+    ]);
+    const config = good({ flags: { ...flags, 'kv-connector': 'lmcache' } });
+    expect(config.lmcache).toMatchObject({ decoderInitPorts: [7300, 7301], decoderAllocPorts: [8400], proxyPort: 7500 });
+    expect(problems({ flags: { 'decoder-init-port': ['7300', 'x'] } })[0]).toMatch(/^--decoder-init-port: expected a port/);
+  });
+});
