@@ -114,8 +114,9 @@ async function startSims(
   stack: AsyncDisposableStack,
   log: Logger,
 ): Promise<readonly InstanceConfig[]> {
-  const pools = stack.use(await startSimPools(config.sim ?? { prefill: 0, decode: 0 }));
-  log.warn({ prefill: config.sim?.prefill, decode: config.sim?.decode }, 'engines are simulated: answers are made up');
+  const { prefill = 0, decode = 0 } = config.sim ?? {};
+  const pools = stack.use(await startSimPools({ prefill, decode, engine: SIM_ENGINE }));
+  log.warn({ prefill, decode }, 'engines are simulated: answers are made up');
   return [...pools.prefill, ...pools.decode].map(({ url, role }) => ({
     id: new URL(url).host,
     url,
@@ -123,16 +124,21 @@ async function startSims(
     connector: config.kvConnector,
     headers: {},
     labels: {},
-    kvLeaseMs: SIM_LEASE_MS,
-    decoderTtlMs: SIM_DECODER_TTL_MS,
+    kvLeaseMs: SIM_ENGINE.kvLeaseMs,
+    decoderTtlMs: SIM_ENGINE.decoderTtlMs,
     bidirectional: 'auto',
     loadFailurePolicy: 'fail',
   }));
 }
 
-/** vLLM's defaults, which the simulated engines have too. */
-const SIM_LEASE_MS = 30_000;
-const SIM_DECODER_TTL_MS = 480_000;
+/** vLLM's default lifetimes, and slow enough that a stream is seen to grow. */
+const SIM_ENGINE = {
+  kvLeaseMs: 30_000,
+  decoderTtlMs: 480_000,
+  fixedMs: 5,
+  prefillMsPerToken: 0.05,
+  decodeMsPerToken: 5,
+} as const;
 
 function buildRegistry(
   config: Config,

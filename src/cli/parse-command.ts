@@ -1,12 +1,14 @@
 import { Command, CommanderError, Option } from 'commander';
 import { FLAGS, type FlagSpec, type RawFlags } from '../config/flags.ts';
 import type { RoleName } from '../config/schema.ts';
+import { readSimOptions, type SimFlag, simFlags } from '../sim/cli-options.ts';
+import type { SimOptions } from '../sim/options.ts';
 import { tidyArguments } from './arguments.ts';
 
 /** What a command line asks for. */
 export type ParsedCommand =
   | { readonly kind: 'serve'; readonly flags: RawFlags }
-  | { readonly kind: 'sim'; readonly options: Readonly<Record<string, unknown>> }
+  | { readonly kind: 'sim'; readonly options: SimOptions }
   | { readonly kind: 'check-config'; readonly file: string }
   /** Help or version, for standard output. */
   | { readonly kind: 'print'; readonly text: string }
@@ -56,6 +58,9 @@ export function parseCommand(argv: readonly string[], version: string): ParsedCo
   addServeCommand(program, (flags) => {
     result = { kind: 'serve', flags };
   });
+  addSimCommand(program, (parsed) => {
+    result = parsed;
+  });
   program
     .command('check-config')
     .summary('check a configuration file')
@@ -92,6 +97,29 @@ function addServeCommand(program: Command, run: (flags: RawFlags) => void): void
   }
 }
 
+function addSimCommand(program: Command, run: (parsed: ParsedCommand) => void): void {
+  const sim = program
+    .command('sim')
+    .summary('run one simulated engine')
+    .description('Runs one simulated vLLM engine, for tests and demonstrations: real protocol, made-up answers.');
+  for (const flag of simFlags) sim.addOption(simOptionOf(flag));
+  sim.action((values: Readonly<Record<string, unknown>>) => {
+    const byFlag = Object.fromEntries(simFlags.map(({ flag }) => [flag, values[camelCase(flag)]]));
+    try {
+      run({ kind: 'sim', options: readSimOptions(byFlag) });
+    } catch (error) {
+      run({ kind: 'usage', message: error instanceof Error ? error.message : String(error) });
+    }
+  });
+}
+
+function simOptionOf({ flag, kind, value, description, default: fallback, choices }: SimFlag): Option {
+  const words = choices === undefined ? '' : `: ${choices.join(', ')}`;
+  const shown = fallback === undefined ? '' : ` (${fallback})`;
+  const option = new Option(`--${flag}${kind === 'switch' ? '' : ` <${value}>`}`, `${description}${words}${shown}`);
+  return kind === 'list' ? option.argParser((text, all: readonly string[] | undefined) => [...(all ?? []), text]) : option;
+}
+
 function optionOf(flag: FlagSpec): Option {
   const list = flag.kind === 'list-add' || flag.kind === 'list-replace';
   const value = flag.kind === 'switch' ? '' : ` <${flag.value ?? 'value'}${list ? '...' : ''}>`;
@@ -109,11 +137,15 @@ function optionTerm(option: Option): string {
 function readFlags(values: Readonly<Record<string, unknown>>): RawFlags {
   const flags: Record<string, string | readonly string[]> = {};
   for (const { name } of FLAGS) {
-    const value = values[name.replaceAll(/-(.)/g, (_, letter: string) => letter.toUpperCase())];
+    const value = values[camelCase(name)];
     if (value === undefined) continue;
     flags[name] = Array.isArray(value) ? value.map(String) : String(value);
   }
   return flags;
+}
+
+function camelCase(flag: string): string {
+  return flag.replaceAll(/-(.)/g, (_, letter: string) => letter.toUpperCase());
 }
 
 function usageSentence(error: CommanderError, args: readonly string[]): string {
@@ -121,7 +153,7 @@ function usageSentence(error: CommanderError, args: readonly string[]): string {
   if (error.code === 'commander.unknownOption' && FLAGS.some((flag) => first.split('=', 1)[0] === `--${flag.name}`)) {
     return `${first} needs a command before it: baton serve ${first} ...`;
   }
-  if (error.code === 'commander.excessArguments') return `unexpected argument ${error.message.replace(/^.*: /s, '')}`;
+  if (error.code === 'commander.excessArguments') return `unexpected argument ${error.message.replace(/^.*: |\.$/gs, '')}`;
   if (error.code === 'commander.help') return `unknown command '${args[1] ?? ''}'`;
   return error.message.replace(/^error: /, '').replaceAll(/\s*\n\s*/g, ' ').replace(/\.$/, '');
 }

@@ -7,6 +7,8 @@ import type { Config } from '../config/schema.ts';
 import { createLogger, errorFields, type Logger } from '../obs/log.ts';
 import { POLICIES } from '../policies/index.ts';
 import type { Running } from '../roles.ts';
+import type { SimOptions } from '../sim/options.ts';
+import type { Sim } from '../sim/start-sim.ts';
 import { parseCommand } from './parse-command.ts';
 import { simHint } from './sim-hint.ts';
 
@@ -23,6 +25,8 @@ export interface CliHost {
   err(text: string): void;
   /** Starts baton; rejects when it cannot, with a message that names the flag. */
   start(config: Config, log: Logger): Promise<Running>;
+  /** Starts one simulated engine. */
+  startSim(options: SimOptions): Promise<Sim>;
   /** Resolves at the first request to stop. */
   stopRequested(): Promise<void>;
 }
@@ -48,7 +52,7 @@ export async function runCli(host: CliHost): Promise<number> {
     case 'serve':
       return serve(host, command.flags);
     case 'sim':
-      return USAGE;
+      return runSim(host, command.options);
   }
 }
 
@@ -91,4 +95,24 @@ async function serve(host: CliHost, flags: RawFlags): Promise<number> {
   await host.stopRequested();
   await running.stop();
   return OK;
+}
+
+async function runSim(host: CliHost, options: SimOptions): Promise<number> {
+  let sim: Sim;
+  try {
+    sim = await host.startSim(options);
+  } catch (error) {
+    host.err(`baton: ${simStartError(error, options)}\n`);
+    return FAILED;
+  }
+  host.out(`simulated ${sim.role} engine: ${sim.url} (side channel ${sim.sideChannel.host}:${sim.sideChannel.port})\n`);
+  await host.stopRequested();
+  await sim.close();
+  return OK;
+}
+
+function simStartError(error: unknown, options: SimOptions): string {
+  if (!(error instanceof Error)) return String(error);
+  if (!('code' in error) || error.code !== 'EADDRINUSE' || !('port' in error)) return error.message;
+  return `port ${String(error.port)} is in use (${error.port === options.port ? '--port' : '--side-port'})`;
 }

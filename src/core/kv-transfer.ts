@@ -314,20 +314,22 @@ function readBlockIds(json: Uint8Array, member: Element): KvBlockIds | undefined
   return create(KvBlockIdsSchema, { groups });
 }
 
-/** A JSON array of uint32 in plain digits. */
+/** The numbers of an array that is known to be valid JSON; undefined where one is no uint32 in plain digits. */
 function readUints(json: Uint8Array, list: Element): number[] | undefined {
   if (list.type !== 'array') return undefined;
   const ids: number[] = [];
-  for (const { valueStart, valueEnd, type } of scanArray(json, list.valueStart, list.valueEnd) ?? []) {
-    if (type !== 'number') return undefined;
-    let n = 0;
-    for (let i = valueStart; i < valueEnd; i++) {
-      const digit = (json[i] ?? 0) - 0x30;
-      if (digit < 0 || digit > 9) return undefined;
-      n = n * 10 + digit;
+  let n = -1;
+  for (let i = list.valueStart + 1; i < list.valueEnd; i++) {
+    const c = json[i] ?? 0;
+    if (c >= 0x30 && c <= 0x39) {
+      n = (n < 0 ? 0 : n * 10) + c - 0x30;
+    } else if (c === 0x2c || (c === 0x5d && i === list.valueEnd - 1)) {
+      if (n > UINT32_MAX) return undefined;
+      if (n >= 0) ids.push(n);
+      n = -1;
+    } else if (c !== 0x20 && c !== 0x0a && c !== 0x0d && c !== 0x09) {
+      return undefined;
     }
-    if (n > UINT32_MAX) return undefined;
-    ids.push(n);
   }
   return ids;
 }

@@ -154,7 +154,7 @@ class DirectContext implements HandlerContext {
     this.#endReason = reason;
     clearTimeout(this.#timer);
     this.#options?.signal?.removeEventListener('abort', this.#onAbort);
-    
+    this.#controller?.abort(reason);
   }
 
   readonly #onAbort = (): void => {

@@ -1,5 +1,5 @@
-import { isObject, type JsonObject } from './json.ts';
 import { hashText } from './hash.ts';
+import { isObject, type JsonObject } from './json.ts';
 import { encodeInto, special, type TokenizerKind } from './tokenizer.ts';
 
 const mediaTokens = 8;

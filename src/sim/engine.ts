@@ -1,19 +1,18 @@
 import { BlockPool } from './blocks.ts';
-import { sleepOn, type SimClock } from './clock.ts';
-import { isTruthy } from './json.ts';
+import { type SimClock, sleepOn } from './clock.ts';
 import { buildHandle } from './handle.ts';
-import { planLoad, readTarget, type KvLoad, type PullTarget } from './kv-params.ts';
+import { isObject, isTruthy } from './json.ts';
+import { type KvLoad, type PullTarget, planLoad, readTarget } from './kv-params.ts';
 import type { SimConfig } from './options.ts';
+import { PeerService } from './peer-service.ts';
 import { PinTable } from './pins.ts';
 import { sampleLetter, sampleToken } from './sampler.ts';
-import { EngineError, Sequence, type EngineRequest, type EngineResult, type ForcedToken } from './sequence.ts';
-import { SideChannelClient, SideChannelServer, type PeerReply, type PeerRequest } from './side-channel.ts';
+import { EngineError, type EngineRequest, type EngineResult, type ForcedToken, Sequence } from './sequence.ts';
+import { SideChannelClient, SideChannelServer } from './side-channel.ts';
 import { createStats } from './stats.ts';
 import { special } from './tokenizer.ts';
 
 const yieldEvery = 256;
-const expiryGuardSeconds = 5;
-const rememberedIds = 10_000;
 
 interface Run {
   readonly request: EngineRequest;
@@ -45,18 +44,32 @@ export class Engine {
   private active = 0;
   private readonly peers = new SideChannelClient();
   private readonly side: SideChannelServer;
-  private readonly spent = new Map<string, 'read' | 'expired'>();
   private readonly onDeath: (silent: EngineRequest | undefined) => void;
 
-  constructor(config: SimConfig, engineId: string, onDeath: (silent: EngineRequest | undefined) => void) {
+  constructor(
+    config: SimConfig,
+    engineId: string,
+    startedAt: number,
+    onDeath: (silent: EngineRequest | undefined) => void,
+  ) {
     this.config = config;
     this.clock = config.clock;
     this.engineId = engineId;
-    this.startedAt = config.clock.now();
+    this.startedAt = startedAt;
     this.onDeath = onDeath;
     this.pool = new BlockPool(config.numBlocks, config.blockSize);
     this.pins = new PinTable(this.pool, config.clock, () => this.pump());
-    this.side = new SideChannelServer((request) => this.answerPeer(request));
+    const service = new PeerService({
+      engineId,
+      compat: this.compat,
+      pool: this.pool,
+      pins: this.pins,
+      stats: this.stats,
+      extendMs: (config.kvLeaseMs * 2) / 3,
+      now: () => config.clock.now(),
+      monotonicSeconds: () => this.monotonicSeconds(),
+    });
+    this.side = new SideChannelServer((request) => service.answer(request));
   }
 
   /** What two engines must share to exchange KV. */
@@ -126,7 +139,7 @@ export class Engine {
 
   /** Tells the producer that a request it prepared will not be read. */
   async notifyUnread(kv: unknown): Promise<void> {
-    const target = kv === undefined ? undefined : readTarget(kv as Readonly<Record<string, unknown>>);
+    const target = isObject(kv) ? readTarget(kv) : undefined;
     if (target !== undefined) await this.notifyDone(target);
   }
 
@@ -423,54 +436,5 @@ export class Engine {
       hasGeneration: this.config.hasGeneration,
       cachedTokens: outputTokens === 1 ? cached : undefined,
     });
-  }
-
-  private answerPeer(request: PeerRequest): PeerReply {
-    if (request.engineId !== this.engineId) return { error: 'engine id' };
-    switch (request.op) {
-      case 'beat':
-        this.stats.heartbeats += 1;
-        for (const id of request.requestIds) this.pins.extend(id, this.clock.now() + (this.config.kvLeaseMs * 2) / 3);
-        return { error: null, slots: null };
-      case 'done':
-        if (this.pins.find(request.requestId) === undefined) this.stats.notificationsAfterExpiry += 1;
-        else if (this.pins.free(request.requestId)) this.remember(request.requestId);
-        return { error: null, slots: null };
-      case 'read':
-        return this.answerRead(request);
-    }
-  }
-
-  private answerRead(request: Extract<PeerRequest, { op: 'read' }>): PeerReply {
-    if (request.compat !== this.compat) return { error: 'incompatible' };
-    if (!request.blockIds.every((id) => this.pool.isBlock(id))) return { error: 'block ids' };
-    if (request.expiry !== null && this.monotonicSeconds() > request.expiry - expiryGuardSeconds) {
-      this.stats.refusedReads += 1;
-      return { error: 'expired' };
-    }
-    if (this.pins.find(request.requestId) === undefined) {
-      if (this.spent.has(request.requestId)) this.stats.doubleReads += 1;
-      else this.stats.expiredReads += 1;
-    }
-    const { blockSize } = this.pool;
-    const size = request.blockIds.length * blockSize;
-    const slots = { tokens: new Int32Array(size), positions: new Int32Array(size), cells: new Uint32Array(size) };
-    request.blockIds.forEach((id, index) => {
-      const from = id * blockSize;
-      slots.tokens.set(this.pool.tokens.subarray(from, from + blockSize), index * blockSize);
-      slots.positions.set(this.pool.positions.subarray(from, from + blockSize), index * blockSize);
-      slots.cells.set(this.pool.cells.subarray(from, from + blockSize), index * blockSize);
-    });
-    return { error: null, slots };
-  }
-
-  private remember(requestId: string): void {
-    this.spent.set(requestId, 'read');
-    if (this.spent.size > rememberedIds) {
-      for (const oldest of this.spent.keys()) {
-        this.spent.delete(oldest);
-        break;
-      }
-    }
   }
 }

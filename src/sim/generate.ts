@@ -1,11 +1,11 @@
 import type { Engine } from './engine.ts';
-import { hashText, type HashState } from './hash.ts';
+import { type HashState, hashText } from './hash.ts';
 import type { JsonObject } from './json.ts';
 import type { ServedModel, SimConfig } from './options.ts';
-import { OutputCollector, type Delta } from './output.ts';
+import { type Delta, OutputCollector } from './output.ts';
 import type { GenerateRequest } from './parse-request.ts';
 import { EngineError, type EngineRequest, type EngineResult } from './sequence.ts';
-import { planCall, type PlannedCall } from './tool-calls.ts';
+import { type PlannedCall, planCall } from './tool-calls.ts';
 
 /** One finished choice. */
 export interface Choice {

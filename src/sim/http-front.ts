@@ -1,7 +1,8 @@
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
-import type { AddressInfo, Socket } from 'node:net';
-import { legOf, type Leg } from './kv-params.ts';
+import type { Socket } from 'node:net';
 import { isObject } from './json.ts';
+import { type Leg, legOf } from './kv-params.ts';
+import { portOf } from './port-of.ts';
 
 /** A request as it arrived. */
 export interface RecordedRequest {
@@ -104,7 +105,7 @@ export class HttpFront {
       server.listen(this.port, this.host, () => {
         server.off('error', reject);
         this.server = server;
-        this.port = (server.address() as AddressInfo).port;
+        this.port = portOf(server.address());
         resolve();
       });
     });
@@ -129,12 +130,16 @@ export class HttpFront {
 
   private async accept(message: IncomingMessage, response: ServerResponse): Promise<void> {
     const { socket } = message;
+    if (!this.isListening) {
+      resetSocket(socket);
+      return;
+    }
     const connection = this.connections.get(socket) ?? { id: 0, served: 0 };
     connection.served += 1;
     const onConnection = connection.served;
-    const chunks: Buffer[] = [];
+    const chunks: Uint8Array[] = [];
     try {
-      for await (const chunk of message) chunks.push(chunk as Buffer);
+      for await (const chunk of message) if (chunk instanceof Uint8Array) chunks.push(chunk);
     } catch {
       return;
     }

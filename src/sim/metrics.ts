@@ -70,7 +70,11 @@ export function renderMetrics(engine: Engine, config: SimConfig, startedAtSecond
   counter('vllm:num_preemptions', 'Cumulative number of preemption from the engine.', stats.preemptions);
   counter('vllm:nixl_num_failed_transfers', 'Number of failed NIXL transfers.', stats.loadFailures);
   counter('vllm:nixl_num_failed_notifications', 'Number of failed NIXL notifications.', 0);
-  counter('vllm:nixl_num_kv_expired_reqs', 'Number of requests whose KV expired.', engine.pins.expired + stats.refusedReads);
+  counter(
+    'vllm:nixl_num_kv_expired_reqs',
+    'Number of requests whose KV expired.',
+    engine.pins.expired + stats.refusedReads,
+  );
   counter(
     'vllm:nixl_num_notifications_after_expiry',
     'Number of notifications that came after the KV expired.',

@@ -120,7 +120,7 @@ function toServedModel(model: string | SimModel): ServedModel {
 /** Fills in defaults; block 0 is never handed out, so the window is cut to what the pool can hold. */
 export function resolveOptions(options: SimOptions): SimConfig {
   const blockSize = options.blockSize ?? 16;
-  const numBlocks = options.numBlocks ?? 4096;
+  const numBlocks = options.numBlocks ?? 16_384;
   const version = options.version ?? '0.33.0';
   const models = (options.models ?? ['sim-model']).map(toServedModel);
   if (models.length === 0) throw new Error('a simulated engine needs at least one model');

@@ -93,7 +93,10 @@ export function checkSchema(body: unknown, required: string): JsonObject {
     throw schemaError('bool_type', `body.${name}`, 'Input should be a valid boolean', toPython(value));
   }
   if (isTruthy(body['stream_options']) && body['stream'] !== true) {
-    throw badRequest('Stream options can only be defined when `stream=True`. (parameter=stream_options)', 'stream_options');
+    throw badRequest(
+      'Stream options can only be defined when `stream=True`. (parameter=stream_options)',
+      'stream_options',
+    );
   }
   return body;
 }
@@ -169,7 +172,11 @@ function readLimit(body: JsonObject, api: ApiKind, config: SimConfig): number | 
   for (const name of api === 'chat' ? ['max_completion_tokens', 'max_tokens'] : ['max_tokens']) {
     const value = body[name];
     if (!isInteger(value)) continue;
-    if (value < 1) throw badRequest(`max_tokens must be at least 1, got ${value}. (parameter=max_tokens, value=${value})`, 'max_tokens');
+    if (value < 1)
+      throw badRequest(
+        `max_tokens must be at least 1, got ${value}. (parameter=max_tokens, value=${value})`,
+        'max_tokens',
+      );
     return value;
   }
   return api === 'chat' ? config.defaultMaxTokens : 16;
@@ -203,7 +210,10 @@ function checkSampling(body: JsonObject): number {
   const temperature = body['temperature'];
   if (typeof temperature === 'number' && temperature < 0) {
     const shown = toPythonFloat(temperature);
-    throw badRequest(`temperature must be non-negative, got ${shown}. (parameter=temperature, value=${shown})`, 'temperature');
+    throw badRequest(
+      `temperature must be non-negative, got ${shown}. (parameter=temperature, value=${shown})`,
+      'temperature',
+    );
   }
   const topP = body['top_p'];
   if (typeof topP === 'number' && (topP <= 0 || topP > 1)) {
@@ -218,7 +228,10 @@ function readLogprobs(body: JsonObject, api: ApiKind): number | undefined {
   if (api === 'completions') return isInteger(body['logprobs']) ? body['logprobs'] : undefined;
   if (body['logprobs'] !== true) {
     if (isInteger(body['top_logprobs']) && body['top_logprobs'] > 0) {
-      throw badRequest('when using `top_logprobs`, `logprobs` must be set to true. (parameter=top_logprobs)', 'top_logprobs');
+      throw badRequest(
+        'when using `top_logprobs`, `logprobs` must be set to true. (parameter=top_logprobs)',
+        'top_logprobs',
+      );
     }
     return undefined;
   }

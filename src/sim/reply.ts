@@ -1,25 +1,25 @@
-import { generate, replyHandle, type Choice, type GenerateContext } from './generate.ts';
-import { internalError, deadEngineError, toPythonJson, type ApiError } from './api-error.ts';
+import { type ApiError, deadEngineError, internalError, toPythonJson } from './api-error.ts';
+import { type Choice, type GenerateContext, generate, replyHandle } from './generate.ts';
 import type { JsonObject } from './json.ts';
 import type { Delta, RankedToken } from './output.ts';
 import type { GenerateRequest } from './parse-request.ts';
 import { rankTokens } from './sampler.ts';
 import { EngineError } from './sequence.ts';
 import {
+  type ChoiceParts,
   chatLogprobs,
   completionLogprobs,
   deltaChunk,
   fullReply,
   promptLogprobs,
+  type ReplyMeta,
   roleChunk,
   runningUsage,
-  usageChunk,
-  type ChoiceParts,
-  type ReplyMeta,
   type UsageNumbers,
+  usageChunk,
 } from './shapes.ts';
 import { decodeTokens } from './tokenizer.ts';
-import { sliceArguments, type PlannedCall } from './tool-calls.ts';
+import { type PlannedCall, sliceArguments } from './tool-calls.ts';
 
 /** Changes the handle of a reply; the identity unless a fault is active. */
 export type HandleFilter = (handle: JsonObject | null) => JsonObject | null;

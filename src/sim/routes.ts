@@ -1,26 +1,25 @@
-import { ApiError, deadEngineError, internalError, schemaError } from './api-error.ts';
+import { ApiError, deadEngineError, internalError, schemaError, toPythonJson } from './api-error.ts';
 import type { Engine } from './engine.ts';
 import type { FaultRule } from './faults.ts';
 import type { GenerateContext } from './generate.ts';
-import { resetSocket, sendJson, sendText, type Exchange } from './http-front.ts';
+import { type Exchange, resetSocket, sendJson, sendText } from './http-front.ts';
 import { isInteger, isObject, isTruthy, type JsonObject } from './json.ts';
 import { renderMetrics } from './metrics.ts';
 import { findModel, fingerprintOf, listModels } from './models.ts';
-import type { SimConfig } from './options.ts';
+import type { ServedModel, SimConfig } from './options.ts';
 import {
+  type ApiKind,
   checkSchema,
+  type GenerateRequest,
   parseBody,
   readChatPrompt,
   readCompletionPrompts,
   readGenerate,
-  type ApiKind,
-  type GenerateRequest,
 } from './parse-request.ts';
-import { replyStream, replyWhole, toApiError, type HandleFilter } from './reply.ts';
+import { type HandleFilter, replyStream, replyWhole, toApiError } from './reply.ts';
 import { EngineError } from './sequence.ts';
 import type { ReplyMeta } from './shapes.ts';
 import { decodeTokens, tokenText } from './tokenizer.ts';
-import { toPythonJson } from './api-error.ts';
 
 /** What a route needs of the running simulator. */
 export interface RouteContext {
@@ -90,7 +89,7 @@ function answerJson(exchange: Exchange, build: () => JsonObject): void {
 
 function readJson(exchange: Exchange): unknown {
   const type = exchange.request.headers['content-type'];
-  if (typeof type === 'string' && !type.includes('json')) {
+  if (typeof type !== 'string' || type.split(';')[0]?.trim().toLowerCase() !== 'application/json') {
     throw new ApiError(400, "Unsupported Media Type: Only 'application/json' is allowed", 'Bad Request', null);
   }
   return exchange.parsed ?? parseBody(exchange.request.body);
@@ -149,7 +148,7 @@ async function answerGenerate(exchange: Exchange, context: RouteContext, api: Ap
     sendJson(response, error.status, error.body);
     return;
   }
-  let model;
+  let model: ServedModel;
   try {
     model = findModel(config, body['model']);
     request = readGenerate(body, api, typeof body['model'] === 'string' ? body['model'] : model.id, config);

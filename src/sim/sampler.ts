@@ -1,5 +1,5 @@
 import { drawFrom, type HashState } from './hash.ts';
-import { pairToken, special, tokenBytes, type TokenizerKind } from './tokenizer.ts';
+import { pairToken, special, type TokenizerKind, tokenBytes } from './tokenizer.ts';
 
 const alphabet = [...`eeee  taoinshrdlucmfwypvbgkqjxz ETAOINSHRDLU 0123456789.,:;!?'"()-_/\\{}[]<>|&%$#@+=*~`].map(
   (char) => char.charCodeAt(0),

@@ -1,5 +1,5 @@
 import type { BlockPool } from './blocks.ts';
-import { foldInto, toKey, type HashState } from './hash.ts';
+import { foldInto, type HashState, toKey } from './hash.ts';
 import type { JsonObject } from './json.ts';
 import type { SamplerSettings } from './sampler.ts';
 
@@ -123,7 +123,8 @@ export class Sequence {
     const { blockSize } = this.pool;
     const position = this.computed;
     const token = this.tokens[position] ?? 0;
-    const cell = (Math.imul(this.state.b ^ Math.imul(token + 1, 0x9e3779b1), 0x2545f491) ^ this.state.a ^ position) >>> 0;
+    const cell =
+      (Math.imul(this.state.b ^ Math.imul(token + 1, 0x9e3779b1), 0x2545f491) ^ this.state.a ^ position) >>> 0;
     const index = Math.floor(position / blockSize);
     const block = this.blocks[index] ?? 0;
     this.pool.write(block, position % blockSize, token, position, cell);

@@ -1,5 +1,6 @@
-import { createConnection, createServer, type AddressInfo, type Server, type Socket } from 'node:net';
+import { createConnection, createServer, type Server, type Socket } from 'node:net';
 import { isObject, type JsonObject } from './json.ts';
+import { portOf } from './port-of.ts';
 
 const replyTimeoutMs = 5000;
 
@@ -131,7 +132,7 @@ export class SideChannelServer {
       server.listen(port, host, () => {
         server.off('error', reject);
         this.server = server;
-        resolve((server.address() as AddressInfo).port);
+        resolve(portOf(server.address()));
       });
     });
   }

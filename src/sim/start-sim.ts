@@ -1,9 +1,9 @@
 import { randomBytes, randomInt } from 'node:crypto';
+import { internalError } from './api-error.ts';
 import { sleepOn } from './clock.ts';
 import { Engine } from './engine.ts';
-import { createRandom, FaultBook, readFault, type FaultRule } from './faults.ts';
-import { HttpFront, resetSocket, sendJson, sendText, type Exchange, type RecordedRequest } from './http-front.ts';
-import { internalError } from './api-error.ts';
+import { createRandom, FaultBook, type FaultRule, readFault } from './faults.ts';
+import { type Exchange, HttpFront, type RecordedRequest, resetSocket, sendJson, sendText } from './http-front.ts';
 import { isObject, type JsonObject } from './json.ts';
 import { resolveOptions, type SimConfig, type SimOptions, type SimRole } from './options.ts';
 import { answer, type RouteContext } from './routes.ts';
@@ -17,7 +17,12 @@ export interface SimState extends EngineStats {
   /** Live pins of either kind, leaked ones included. */
   readonly pins: number;
   readonly pinnedBlocks: number;
-  readonly pinList: readonly { readonly requestId: string; readonly kind: string; readonly blocks: number; readonly tokens: number }[];
+  readonly pinList: readonly {
+    readonly requestId: string;
+    readonly kind: string;
+    readonly blocks: number;
+    readonly tokens: number;
+  }[];
   readonly pinsExpired: number;
   readonly freeBlocks: number;
   readonly usage: number;
@@ -68,6 +73,7 @@ class RunningSim implements Sim {
   private sidePort: number;
   private starts = 1;
   private received = 0;
+  private startedAt = 0;
   private killed = false;
   private changing: Promise<void> = Promise.resolve();
 
@@ -203,7 +209,9 @@ class RunningSim implements Sim {
   }
 
   private createEngine(engineId: string | undefined): Engine {
-    return new Engine(this.config, engineId ?? this.drawUuid(), (silent) => {
+    // Start times have steps of 10 ms and tell two lives apart.
+    this.startedAt = Math.max(this.config.clock.now(), this.startedAt + 10);
+    return new Engine(this.config, engineId ?? this.drawUuid(), this.startedAt, (silent) => {
       if (silent !== undefined) {
         for (const exchange of this.front.open) {
           exchange.isSilent ||= exchange.publicId !== '' && silent.internalId.includes(exchange.publicId);
@@ -226,7 +234,10 @@ class RunningSim implements Sim {
   }
 
   private drawHex(digits: number): string {
-    if (this.config.seed === undefined) return randomBytes(Math.ceil(digits / 2)).toString('hex').slice(0, digits);
+    if (this.config.seed === undefined)
+      return randomBytes(Math.ceil(digits / 2))
+        .toString('hex')
+        .slice(0, digits);
     let text = '';
     while (text.length < digits) text += Math.floor(this.random() * 16).toString(16);
     return text;
@@ -234,7 +245,9 @@ class RunningSim implements Sim {
 
   private drawUuid(): string {
     const hex = this.drawHex(32);
-    return [hex.slice(0, 8), hex.slice(8, 12), `4${hex.slice(13, 16)}`, `a${hex.slice(17, 20)}`, hex.slice(20)].join('-');
+    return [hex.slice(0, 8), hex.slice(8, 12), `4${hex.slice(13, 16)}`, `a${hex.slice(17, 20)}`, hex.slice(20)].join(
+      '-',
+    );
   }
 
   private async handle(exchange: Exchange): Promise<void> {

@@ -1,4 +1,4 @@
-import { drawFrom, toHex, type HashState } from './hash.ts';
+import { drawFrom, type HashState, toHex } from './hash.ts';
 import type { ForcedTools } from './parse-request.ts';
 import type { ForcedToken } from './sequence.ts';
 import { encodeText, type TokenizerKind } from './tokenizer.ts';

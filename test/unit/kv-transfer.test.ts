@@ -127,9 +127,9 @@ const unknownKey = fc.oneof(
 
 /** Texts that no typed field of any kind can hold. */
 const untypable = fc.constantFrom(
-  '-1',
-  '1e3x'.slice(0, 3),
-  '4294967296',
+  '-1.0',
+  '1e3',
+  '18446744073709551617',
   '9007199254740993',
   '-0',
   '[[-1]]',
@@ -199,7 +199,7 @@ const likelyValue = fc.oneof(
       '[[1,2],[3]]',
       '[ [ 1 , 2 ] ]',
       '[1,2,3]',
-      '[[01]]'.replace('0', ''),
+      '[[1]]',
       '[1,[2]]',
       '[["1"]]',
       '["a","b"]',
@@ -352,7 +352,7 @@ describe('the codec', () => {
           expect(JSON.parse(memberText(m, key) ?? 'false')).toEqual(value);
         }
       }),
-      { numRuns: 1200 },
+      { numRuns: 800 },
     );
   });
 
@@ -366,7 +366,7 @@ describe('the codec', () => {
         const json = fromJson(KvTransferParamsSchema, toJson(KvTransferParamsSchema, m));
         expect(encode(json)).toBe(encode(m));
       }),
-      { numRuns: 600 },
+      { numRuns: 200 },
     );
   });
 

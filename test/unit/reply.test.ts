@@ -279,7 +279,7 @@ describe('muteEvent and muteReply', () => {
         if (textOf(body) === expected) expect(muted).toBe(body);
         if (indent === 0) expect(textOf(muteEvent(event(value), SPEC))).toBe(`data: ${expected}\n\n`);
       }),
-      { numRuns: 300 },
+      { numRuns: 150 },
     );
   });
 
@@ -295,7 +295,7 @@ describe('muteEvent and muteReply', () => {
         const others = (event: string): readonly string[] => event.split(end).filter((l) => !l.startsWith('data:'));
         expect(others(textOf(muted))).toEqual(others(text));
       }),
-      { numRuns: 120 },
+      { numRuns: 60 },
     );
   });
 });
