@@ -37,6 +37,9 @@ async function startSim(options: SimOptions): Promise<Sim> {
 // A signal during the start counts as well.
 const stopping = stopRequested();
 
+// A reader that has left (baton help | head) is no reason to crash.
+process.stdout.on('error', () => {});
+
 process.exitCode = await runCli({
   argv: process.argv.slice(2),
   env: process.env,

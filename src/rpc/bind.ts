@@ -38,7 +38,7 @@ export function bindService<Desc extends DescService>(
 }
 
 /** Full name of a method as errors, logs and metrics write it. */
-export function methodName(method: DescMethod): string {
+function methodName(method: DescMethod): string {
   return `${method.parent.typeName}/${method.name}`;
 }
 

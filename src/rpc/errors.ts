@@ -4,7 +4,7 @@ import { BadRequestSchema, ErrorInfoSchema, RetryInfoSchema } from '../../gen/go
 import { BatonError, type ErrorCode, type ErrorReasonName, isErrorReason } from '../core/errors.ts';
 
 /** `ErrorInfo.domain` of every error that baton makes. */
-export const ERROR_DOMAIN = 'baton';
+const ERROR_DOMAIN = 'baton';
 
 const CODES: Readonly<Record<ErrorCode, Code>> = {
   aborted: Code.Aborted,

@@ -1,8 +1,8 @@
-import { type ChildProcessWithoutNullStreams, spawn } from 'node:child_process';
+import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { connect, createServer, type AddressInfo } from 'node:net';
 import { fileURLToPath } from 'node:url';
-import { afterEach, expect, test } from 'vitest';
+import { test } from 'vitest';
 
 const BIN = fileURLToPath(new URL('../../src/bin.ts', import.meta.url));
 const ANY_PORTS = ['--host', '127.0.0.1', '--port', '0', '--rpc-port', '0', '--admin-port', '0', '--log-format', 'json'];
@@ -10,16 +10,10 @@ const ANY_PORTS = ['--host', '127.0.0.1', '--port', '0', '--rpc-port', '0', '--a
 // Each test waits for one or two processes, which takes long on a busy machine.
 const LONG = { timeout: 20_000 };
 
-const children: ChildProcessWithoutNullStreams[] = [];
-
-afterEach(() => {
-  for (const child of children.splice(0)) child.kill('SIGKILL');
-});
-
 /** Starts `baton` as its users do, without the variables of this test run. */
-function baton(...args: string[]) {
+function start(atEnd: (end: () => void) => void, ...args: string[]) {
   const child = spawn(process.execPath, [BIN, ...args], { env: { PATH: process.env['PATH'] } });
-  children.push(child);
+  atEnd(() => void child.kill('SIGKILL'));
   const output = { out: '', err: '' };
   child.stdout.on('data', (chunk: Buffer) => {
     output.out += chunk.toString();
@@ -40,8 +34,8 @@ function baton(...args: string[]) {
   return { child, ended, logged };
 }
 
-test('--version: version and Node', LONG, async () => {
-  expect(await baton('--version').ended).toEqual({
+test.concurrent('--version: version and Node', LONG, async ({ expect, onTestFinished }) => {
+  expect(await start(onTestFinished, '--version').ended).toEqual({
     code: 0,
     signal: null,
     out: expect.stringMatching(/^baton \d+\.\d+\.\d+ \(node v\d+\.\d+\.\d+\)\n$/),
@@ -49,25 +43,25 @@ test('--version: version and Node', LONG, async () => {
   });
 });
 
-test('bad usage: exit code 2 and one sentence that names the flag', LONG, async () => {
-  expect(await baton('serve', '--rpc-port', '70000').ended).toMatchObject({
+test.concurrent('bad usage: exit code 2 and one sentence that names the flag', LONG, async ({ expect, onTestFinished }) => {
+  expect(await start(onTestFinished, 'serve', '--rpc-port', '70000').ended).toMatchObject({
     code: 2,
     out: '',
     err: expect.stringMatching(/^--rpc-port: expected a port from 0 to 65535 [^\n]*\n$/),
   });
 });
 
-test('a port in use: exit code 1 and the flag', LONG, async () => {
+test.concurrent('a port in use: exit code 1 and the flag', LONG, async ({ expect, onTestFinished }) => {
   const blocker = createServer().listen(0, '127.0.0.1');
   await once(blocker, 'listening');
   const { port } = blocker.address() as AddressInfo;
-  const result = await baton('serve', ...ANY_PORTS, '--port', String(port)).ended;
+  const result = await start(onTestFinished, 'serve', ...ANY_PORTS, '--port', String(port)).ended;
   blocker.close();
   expect(result).toMatchObject({ code: 1, err: expect.stringContaining(`port ${port} is in use (--port)`) });
 });
 
-test('sim: the engine answers until SIGTERM', LONG, async () => {
-  const { child, ended } = baton('sim', '--role', 'prefill', '--port', '0');
+test.concurrent('sim: the engine answers until SIGTERM', LONG, async ({ expect, onTestFinished }) => {
+  const { child, ended } = start(onTestFinished, 'sim', '--role', 'prefill', '--port', '0');
   const [line] = (await once(child.stdout, 'data')) as [Buffer];
   const url = /http:\/\/127\.0\.0\.1:\d+/.exec(line.toString())?.[0] ?? '';
   expect((await fetch(`${url}/v1/models`)).status).toBe(200);
@@ -75,15 +69,15 @@ test('sim: the engine answers until SIGTERM', LONG, async () => {
   expect(await ended).toMatchObject({ code: 0, signal: null, err: '' });
 });
 
-test('SIGTERM: exit code 0', LONG, async () => {
-  const { child, ended, logged } = baton('serve', ...ANY_PORTS);
+test.concurrent('SIGTERM: exit code 0', LONG, async ({ expect, onTestFinished }) => {
+  const { child, ended, logged } = start(onTestFinished, 'serve', ...ANY_PORTS);
   expect(await logged('baton is up')).toMatchObject({ facade: expect.stringMatching(/^127\.0\.0\.1:\d+$/) });
   child.kill('SIGTERM');
   expect(await ended).toMatchObject({ code: 0, signal: null });
 });
 
-test('a second signal ends it although a request is still running', LONG, async () => {
-  const { child, ended, logged } = baton('serve', ...ANY_PORTS);
+test.concurrent('a second signal ends it although a request is still running', LONG, async ({ expect, onTestFinished }) => {
+  const { child, ended, logged } = start(onTestFinished, 'serve', ...ANY_PORTS);
   const { facade } = await logged('baton is up');
   const [host = '', port] = String(facade).split(':');
   const client = connect(Number(port), host);
