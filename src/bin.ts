@@ -4,8 +4,6 @@ import type { Config } from './config/schema.ts';
 import { readVersion } from './config/version.ts';
 import type { Logger } from './obs/log.ts';
 import type { Running } from './roles.ts';
-import type { SimOptions } from './sim/options.ts';
-import type { Sim } from './sim/start-sim.ts';
 
 const SIGNALS = { SIGINT: 130, SIGTERM: 143 } as const;
 
@@ -29,11 +27,6 @@ async function start(config: Config, log: Logger): Promise<Running> {
   return startBaton(config, { log });
 }
 
-async function startSim(options: SimOptions): Promise<Sim> {
-  const sim = await import('./sim/start-sim.ts');
-  return sim.startSim(options);
-}
-
 // A signal during the start counts as well.
 const stopping = stopRequested();
 
@@ -49,6 +42,5 @@ process.exitCode = await runCli({
   out: (text) => process.stdout.write(text),
   err: (text) => process.stderr.write(text),
   start,
-  startSim,
   stopRequested: () => stopping,
 });

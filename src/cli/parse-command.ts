@@ -41,7 +41,9 @@ export function parseCommand(argv: readonly string[], version: string): ParsedCo
   let printed = '';
   let result: ParsedCommand | undefined;
   const program = new Command('baton')
-    .description('Control plane for disaggregated LLM serving: one OpenAI-compatible port before prefill and decode engines.')
+    .description(
+      'Control plane for disaggregated LLM serving: one OpenAI-compatible port before prefill and decode engines.',
+    )
     .exitOverride()
     .configureOutput({
       writeOut: (text) => {
@@ -64,7 +66,9 @@ export function parseCommand(argv: readonly string[], version: string): ParsedCo
   program
     .command('check-config')
     .summary('check a configuration file')
-    .description('Checks a configuration file and prints each mistake with its line; the exit code is 2 if there is one.')
+    .description(
+      'Checks a configuration file and prints each mistake with its line; the exit code is 2 if there is one.',
+    )
     .argument('<file>', 'YAML file')
     .action((file: string) => {
       result = { kind: 'check-config', file };
@@ -117,7 +121,9 @@ function simOptionOf({ flag, kind, value, description, default: fallback, choice
   const words = choices === undefined ? '' : `: ${choices.join(', ')}`;
   const shown = fallback === undefined ? '' : ` (${fallback})`;
   const option = new Option(`--${flag}${kind === 'switch' ? '' : ` <${value}>`}`, `${description}${words}${shown}`);
-  return kind === 'list' ? option.argParser((text, all: readonly string[] | undefined) => [...(all ?? []), text]) : option;
+  return kind === 'list'
+    ? option.argParser((text, all: readonly string[] | undefined) => [...(all ?? []), text])
+    : option;
 }
 
 function optionOf(flag: FlagSpec): Option {
@@ -130,7 +136,9 @@ function optionOf(flag: FlagSpec): Option {
 // Two spellings of one flag take one short line: --prefiller-host(s) <host...>.
 function optionTerm(option: Option): string {
   const [first, second] = option.flags.split(', ');
-  return first !== undefined && second?.startsWith(`${first.slice(0, -1)} `) ? second.replace(' ', '(s) ') : option.flags;
+  return first !== undefined && second?.startsWith(`${first.slice(0, -1)} `)
+    ? second.replace(' ', '(s) ')
+    : option.flags;
 }
 
 // Commander hands out camelCase names, true for a switch and a list for a variadic option.
@@ -153,7 +161,11 @@ function usageSentence(error: CommanderError, args: readonly string[]): string {
   if (error.code === 'commander.unknownOption' && FLAGS.some((flag) => first.split('=', 1)[0] === `--${flag.name}`)) {
     return `${first} needs a command before it: baton serve ${first} ...`;
   }
-  if (error.code === 'commander.excessArguments') return `unexpected argument ${error.message.replace(/^.*: |\.$/gs, '')}`;
+  if (error.code === 'commander.excessArguments')
+    return `unexpected argument ${error.message.replace(/^.*: |\.$/gs, '')}`;
   if (error.code === 'commander.help') return `unknown command '${args[1] ?? ''}'`;
-  return error.message.replace(/^error: /, '').replaceAll(/\s*\n\s*/g, ' ').replace(/\.$/, '');
+  return error.message
+    .replace(/^error: /, '')
+    .replaceAll(/\s*\n\s*/g, ' ')
+    .replace(/\.$/, '');
 }

@@ -1,14 +1,13 @@
-import { CONNECTORS } from '../connectors/index.ts';
 import type { RawFlags } from '../config/flags.ts';
 import { loadConfigFile, readText } from '../config/load.ts';
 import { loadConfig } from '../config/load-config.ts';
 import { formatProblem, type Problem } from '../config/problem.ts';
 import type { Config } from '../config/schema.ts';
+import { CONNECTORS } from '../connectors/index.ts';
 import { createLogger, errorFields, type Logger } from '../obs/log.ts';
 import { POLICIES } from '../policies/index.ts';
 import type { Running } from '../roles.ts';
 import type { SimOptions } from '../sim/options.ts';
-import type { Sim } from '../sim/start-sim.ts';
 import { parseCommand } from './parse-command.ts';
 import { simHint } from './sim-hint.ts';
 
@@ -25,8 +24,6 @@ export interface CliHost {
   err(text: string): void;
   /** Starts baton; rejects when it cannot, with a message that names the flag. */
   start(config: Config, log: Logger): Promise<Running>;
-  /** Starts one simulated engine. */
-  startSim(options: SimOptions): Promise<Sim>;
   /** Resolves at the first request to stop. */
   stopRequested(): Promise<void>;
 }
@@ -98,14 +95,17 @@ async function serve(host: CliHost, flags: RawFlags): Promise<number> {
 }
 
 async function runSim(host: CliHost, options: SimOptions): Promise<number> {
-  let sim: Sim;
+  // Loaded only here: the other commands do without the engine.
+  const { startSim } = await import('../sim/start-sim.ts');
+  let sim: Awaited<ReturnType<typeof startSim>>;
   try {
-    sim = await host.startSim(options);
+    sim = await startSim(options);
   } catch (error) {
     host.err(`baton: ${simStartError(error, options)}\n`);
     return FAILED;
   }
-  host.out(`simulated ${sim.role} engine: ${sim.url} (side channel ${sim.sideChannel.host}:${sim.sideChannel.port})\n`);
+  const { host: sideHost, port: sidePort } = sim.sideChannel;
+  host.out(`simulated ${sim.role} engine: ${sim.url} (side channel ${sideHost}:${sidePort})\n`);
   await host.stopRequested();
   await sim.close();
   return OK;

@@ -1,7 +1,15 @@
 import type { EngineChoice } from './engines.ts';
 import { isLoopback } from './instance-url.ts';
 import type { Problem } from './problem.ts';
-import { type Config, type FileConfig, type FileInstance, type FilePool, type InstanceConfig, ROLE_NAMES, type RoleName } from './schema.ts';
+import {
+  type Config,
+  type FileConfig,
+  type FileInstance,
+  type FilePool,
+  type InstanceConfig,
+  ROLE_NAMES,
+  type RoleName,
+} from './schema.ts';
 import { type ListenPort, parseHeaderName, parseSecret, unknownName } from './values.ts';
 
 /** The names that this build of baton implements. */
@@ -39,7 +47,13 @@ export function buildConfig(input: BuildInput): Built {
   const sink: Sink = { problems: [], warnings: [] };
   const { file, engines, locate } = input;
   const openaiApiKey = readSecret(input.env, 'OPENAI_API_KEY', sink);
-  const kvConnector = resolveName(file.kv_connector, input.known.connectors, connectorKey, locate(['kv_connector']), sink);
+  const kvConnector = resolveName(
+    file.kv_connector,
+    input.known.connectors,
+    connectorKey,
+    locate(['kv_connector']),
+    sink,
+  );
   const config: Config = {
     roles: file.roles,
     ...(file.router_url === undefined ? {} : { routerUrl: file.router_url.url }),
@@ -112,7 +126,13 @@ function wordKey(name: string): string {
   return name.toLowerCase().replaceAll(/[-_]/g, '');
 }
 
-function resolveName(name: string, known: readonly string[], key: (name: string) => string, where: string, sink: Sink): string {
+function resolveName(
+  name: string,
+  known: readonly string[],
+  key: (name: string) => string,
+  where: string,
+  sink: Sink,
+): string {
   const match = known.find((candidate) => wordKey(candidate) === key(name));
   if (match === undefined) sink.problems.push({ where, message: unknownName(name, known) });
   return match ?? name;
@@ -129,7 +149,8 @@ function readSecret(env: BuildInput['env'], name: string, sink: Sink): string | 
 // The LMCache example: CLIENT_BOUND=true binds by the header that CLIENT_BOUND_KEY names, session-id by default.
 function readIdentity(input: BuildInput, sink: Sink): Config['identity'] {
   const { identity } = input.file;
-  if (input.env['CLIENT_BOUND']?.trim().toLowerCase() !== 'true') return { headers: identity.headers, clientBound: identity.client_bound };
+  if (input.env['CLIENT_BOUND']?.trim().toLowerCase() !== 'true')
+    return { headers: identity.headers, clientBound: identity.client_bound };
   const key = input.env['CLIENT_BOUND_KEY']?.trim();
   const header = parseHeaderName(key === undefined || key === '' ? 'session-id' : key);
   if (header.kind === 'bad') sink.problems.push({ where: 'CLIENT_BOUND_KEY', message: header.message });
@@ -161,11 +182,17 @@ function buildInstances(input: BuildInput, kvConnector: string, sink: Sink): rea
       break;
     }
     if (instance.url.endsWith('/v1')) {
-      sink.warnings.push({ where, message: `${instance.url} ends in /v1, which baton adds itself; requests go to ${instance.url}/v1/...` });
+      sink.warnings.push({
+        where,
+        message: `${instance.url} ends in /v1, which baton adds itself; requests go to ${instance.url}/v1/...`,
+      });
     }
-    const connectorAt = item.connector === undefined ? locate(['pools', item.role, 'connector']) : locate(['instances', i, 'connector']);
+    const connectorAt =
+      item.connector === undefined ? locate(['pools', item.role, 'connector']) : locate(['instances', i, 'connector']);
     const connector =
-      instance.connector === kvConnector ? kvConnector : resolveName(instance.connector, input.known.connectors, connectorKey, connectorAt, sink);
+      instance.connector === kvConnector
+        ? kvConnector
+        : resolveName(instance.connector, input.known.connectors, connectorKey, connectorAt, sink);
     instances.push({ ...instance, connector });
   }
   return instances;
@@ -205,15 +232,24 @@ function checkRoles(config: Config, input: BuildInput, sink: Sink): void {
   for (const { role, key, flag, url, neededBy } of peers) {
     const here = config.roles.includes(role);
     if (here && url !== undefined) {
-      sink.problems.push({ where: input.locate([key]), message: `is for a ${role} in another process, but roles (--roles) lists ${role} as well` });
+      sink.problems.push({
+        where: input.locate([key]),
+        message: `is for a ${role} in another process, but roles (--roles) lists ${role} as well`,
+      });
     }
     if (!here && url === undefined && config.roles.includes(neededBy)) {
-      sink.problems.push({ where: flag, message: `is needed, because ${neededBy} runs here and ${role} does not (--roles)` });
+      sink.problems.push({
+        where: flag,
+        message: `is needed, because ${neededBy} runs here and ${role} does not (--roles)`,
+      });
     }
   }
   const served = ROLE_NAMES.filter((role) => role !== 'facade' && config.roles.includes(role));
   if (!config.roles.includes('facade') && config.rpc.port === 'off' && served.length > 0) {
-    sink.problems.push({ where: input.locate(['rpc', 'port']), message: `without the RPC port nothing reaches ${served.join(', ')}` });
+    sink.problems.push({
+      where: input.locate(['rpc', 'port']),
+      message: `without the RPC port nothing reaches ${served.join(', ')}`,
+    });
   }
 }
 
@@ -241,15 +277,30 @@ function checkListeners(config: Config, input: BuildInput, sink: Sink): void {
     { name: 'admin', host: admin.host, port: admin.port },
   ];
   for (const [i, second] of open.entries()) {
-    const first = open.slice(0, i).find((other) => other.port === second.port && typeof other.port === 'number' && other.port > 0 && overlap(other.host, second.host));
+    const first = open
+      .slice(0, i)
+      .find(
+        (other) =>
+          other.port === second.port &&
+          typeof other.port === 'number' &&
+          other.port > 0 &&
+          overlap(other.host, second.host),
+      );
     if (first !== undefined) {
-      sink.problems.push({ where: input.locate([second.name, 'port']) || input.locate([first.name, 'port']), message: `port ${second.port} is both the ${first.name} and the ${second.name} port; give them different ports` });
+      sink.problems.push({
+        where: input.locate([second.name, 'port']) || input.locate([first.name, 'port']),
+        message: `port ${second.port} is both the ${first.name} and the ${second.name} port; give them different ports`,
+      });
     }
   }
 }
 
 function overlap(a: string, b: string): boolean {
-  return a === b || [a, b].some((host) => host === '0.0.0.0' || host === '::') || (isLoopback(a) && isLoopback(b) && [a, b].includes('localhost'));
+  return (
+    a === b ||
+    [a, b].some((host) => host === '0.0.0.0' || host === '::') ||
+    (isLoopback(a) && isLoopback(b) && [a, b].includes('localhost'))
+  );
 }
 
 function checkReuse(config: Config, input: BuildInput, sink: Sink): void {
@@ -257,7 +308,10 @@ function checkReuse(config: Config, input: BuildInput, sink: Sink): void {
   if (guard === 'exact') return;
   const where = input.locate(['reuse', 'guard']);
   if (!unsafe) {
-    sink.problems.push({ where, message: `"${guard}" can give wrong answers; it needs --unsafe-reuse (reuse.unsafe: true)` });
+    sink.problems.push({
+      where,
+      message: `"${guard}" can give wrong answers; it needs --unsafe-reuse (reuse.unsafe: true)`,
+    });
   } else {
     sink.warnings.push({ where, message: `"${guard}" is unsafe: KV may be reused for a prompt with other tokens` });
   }
@@ -267,25 +321,42 @@ function checkEngines(config: Config, input: BuildInput, sink: Sink): void {
   const { instances, roles, sim } = config;
   const registry = roles.includes('registry');
   if (sim !== undefined && !registry) {
-    sink.problems.push({ where: input.locate(['roles']), message: 'simulated engines (--sim) need the registry in this process' });
+    sink.problems.push({
+      where: input.locate(['roles']),
+      message: 'simulated engines (--sim) need the registry in this process',
+    });
   }
   const given = input.engines.engines.find((engine) => !engine.isDefault);
   if (!registry && given !== undefined) {
-    sink.warnings.push({ where: given.where, message: 'has no effect, because the registry does not run here (--roles)' });
+    sink.warnings.push({
+      where: given.where,
+      message: 'has no effect, because the registry does not run here (--roles)',
+    });
   }
   if (registry && sim === undefined) {
     for (const role of ['prefill', 'decode'] as const) {
       if (instances.some((instance) => instance.role === role || instance.role === 'both')) continue;
-      sink.warnings.push({ where: '', message: `no ${role} engine is configured (--${role} URL); requests wait until one registers` });
+      sink.warnings.push({
+        where: '',
+        message: `no ${role} engine is configured (--${role} URL); requests wait until one registers`,
+      });
     }
   }
   if (config.kvConnector !== 'lmcache') {
     for (const key of ['decoder_init_ports', 'decoder_alloc_ports', 'proxy_host', 'proxy_port']) {
       const where = input.locate(['lmcache', key]);
-      if (/^(--|BATON_)/.test(where)) sink.warnings.push({ where, message: `has no effect with the ${config.kvConnector} connector` });
+      if (/^(--|BATON_)/.test(where))
+        sink.warnings.push({ where, message: `has no effect with the ${config.kvConnector} connector` });
     }
   }
-  if (config.engineAuth === 'replace' && config.openaiApiKey === undefined && !instances.some((instance) => instance.apiKey !== undefined)) {
-    sink.problems.push({ where: input.locate(['engine_auth']), message: '"replace" needs a key: set OPENAI_API_KEY or an api_key' });
+  if (
+    config.engineAuth === 'replace' &&
+    config.openaiApiKey === undefined &&
+    !instances.some((instance) => instance.apiKey !== undefined)
+  ) {
+    sink.problems.push({
+      where: input.locate(['engine_auth']),
+      message: '"replace" needs a key: set OPENAI_API_KEY or an api_key',
+    });
   }
 }

@@ -2,7 +2,7 @@ import type { Layer } from './flags.ts';
 import { hostPortUrl } from './instance-url.ts';
 import type { Problem } from './problem.ts';
 import type { SimConfig } from './schema.ts';
-import { bad, countParser, ok, type Parsed, type ValueParser, parseBoolean, parsePort } from './values.ts';
+import { bad, countParser, ok, type Parsed, parseBoolean, parsePort, type ValueParser } from './values.ts';
 
 type Pool = 'prefill' | 'decode';
 
@@ -66,7 +66,14 @@ export function chooseEngines(flags: Layer, env: Layer, fileRoles: readonly stri
     if (fileRoles !== undefined && fileRoles.length > 0) {
       warnings.push({ where: sim.where, message: 'simulated engines take the place of the instances in the file' });
     }
-    return { replaces: ['prefill', 'decode'], engines: [], decoderPortsCountUp: false, sim: sim.config, problems, warnings };
+    return {
+      replaces: ['prefill', 'decode'],
+      engines: [],
+      decoderPortsCountUp: false,
+      sim: sim.config,
+      problems,
+      warnings,
+    };
   }
   const pools = POOLS.map((pool) => choosePool(pool, flags, env, problems, warnings));
   const anyExample = pools.some((pool) => pool.form === 'example');
@@ -86,7 +93,12 @@ export function chooseEngines(flags: Layer, env: Layer, fileRoles: readonly stri
 }
 
 function defaultEngine(pool: PoolFlags): NamedEngine {
-  return { role: pool.role, url: `http://localhost:${pool.defaultPort}`, where: `default ${pool.role} engine`, isDefault: true };
+  return {
+    role: pool.role,
+    url: `http://localhost:${pool.defaultPort}`,
+    where: `default ${pool.role} engine`,
+    isDefault: true,
+  };
 }
 
 interface PoolChoice {
@@ -110,9 +122,14 @@ function choosePool(pool: PoolFlags, flags: Layer, env: Layer, problems: Problem
     }
     if (urls !== undefined) {
       // The peers' routers take a bootstrap port or "none" after the URL.
-      const words = listOf(urls).flatMap(splitCommas).filter((word) => word !== 'none');
-      const engines = words.map((url): NamedEngine => ({ role: pool.role, url, where: layer.nameOf(pool.url), isDefault: false }));
-      if (engines.length === 0) problems.push({ where: layer.nameOf(pool.url), message: 'expected a URL like "http://10.0.0.1:8100"' });
+      const words = listOf(urls)
+        .flatMap(splitCommas)
+        .filter((word) => word !== 'none');
+      const engines = words.map(
+        (url): NamedEngine => ({ role: pool.role, url, where: layer.nameOf(pool.url), isDefault: false }),
+      );
+      if (engines.length === 0)
+        problems.push({ where: layer.nameOf(pool.url), message: 'expected a URL like "http://10.0.0.1:8100"' });
       return { ...none, form: 'url', engines };
     }
     if (example !== undefined) return pairHostsAndPorts(pool, flags, env, problems, warnings);
@@ -120,7 +137,13 @@ function choosePool(pool: PoolFlags, flags: Layer, env: Layer, problems: Problem
   return none;
 }
 
-function pairHostsAndPorts(pool: PoolFlags, flags: Layer, env: Layer, problems: Problem[], warnings: Problem[]): PoolChoice {
+function pairHostsAndPorts(
+  pool: PoolFlags,
+  flags: Layer,
+  env: Layer,
+  problems: Problem[],
+  warnings: Problem[],
+): PoolChoice {
   const failed: PoolChoice = { flags: pool, form: 'example', engines: [], countsUp: false };
   const hosts = readList(pool.host, 'localhost', flags, env);
   const ports = readList(pool.port, pool.defaultPort, flags, env);
@@ -151,16 +174,23 @@ function pairHostsAndPorts(pool: PoolFlags, flags: Layer, env: Layer, problems: 
     engines.push({ role: pool.role, url: url.value, where: hosts.given ? hosts.where : ports.where, isDefault: false });
   }
   const single = hosts.items.length === 1 && read.length === 1;
-  if (number.value > 1 && !single) warnings.push({ where: count.where, message: 'has no effect unless there is one host and one port' });
+  if (number.value > 1 && !single)
+    warnings.push({ where: count.where, message: 'has no effect unless there is one host and one port' });
   return { flags: pool, form: 'example', engines, countsUp: single && number.value > 1 };
 }
 
 /** Pairs hosts with ports: by position, or (comma form) one with many; a single pair counts up. */
-function pair(hosts: readonly string[], ports: readonly number[], count: number, commas: boolean): Parsed<readonly (readonly [string, number])[]> {
+function pair(
+  hosts: readonly string[],
+  ports: readonly number[],
+  count: number,
+  commas: boolean,
+): Parsed<readonly (readonly [string, number])[]> {
   const [host] = hosts;
   const [port] = ports;
   if (host === undefined || port === undefined) return bad('expected at least one host and one port');
-  if (hosts.length === 1 && ports.length === 1) return ok(Array.from({ length: count }, (_, i) => [host, port + i] as const));
+  if (hosts.length === 1 && ports.length === 1)
+    return ok(Array.from({ length: count }, (_, i) => [host, port + i] as const));
   if (hosts.length === ports.length) return ok(hosts.map((each, i) => [each, ports[i] ?? port] as const));
   if (commas && hosts.length === 1) return ok(ports.map((each) => [host, each] as const));
   if (commas && ports.length === 1) return ok(hosts.map((each) => [each, port] as const));
@@ -184,10 +214,20 @@ function readList(flag: string, fallback: string, flags: Layer, env: Layer): Lis
   // A default is named as the flag the user can add.
   if (raw === undefined) return { items: [fallback], commas: false, where: flags.nameOf(flag), given: false };
   const words = listOf(raw);
-  return { items: words.flatMap(splitCommas), commas: words.some((word) => word.includes(',')), where: layer.nameOf(flag), given: true };
+  return {
+    items: words.flatMap(splitCommas),
+    commas: words.some((word) => word.includes(',')),
+    where: layer.nameOf(flag),
+    given: true,
+  };
 }
 
-function readOne(flag: string, fallback: string, flags: Layer, env: Layer): { readonly text: string; readonly where: string } {
+function readOne(
+  flag: string,
+  fallback: string,
+  flags: Layer,
+  env: Layer,
+): { readonly text: string; readonly where: string } {
   const layer = flags.values[flag] === undefined ? env : flags;
   const raw = layer.values[flag];
   return { text: raw === undefined ? fallback : listOf(raw).join(' '), where: layer.nameOf(flag) };
@@ -232,7 +272,8 @@ function chooseSim(
     const value = readOne(flag, '2', flags, env);
     const parsed = countParser(0, 64)(value.text);
     if (parsed.kind === 'bad') problems.push({ where: value.where, message: parsed.message });
-    else if (!wanted && flags.values[flag] !== undefined) problems.push({ where: value.where, message: `is only for ${flags.nameOf('sim')}` });
+    else if (!wanted && flags.values[flag] !== undefined)
+      problems.push({ where: value.where, message: `is only for ${flags.nameOf('sim')}` });
     return parsed.kind === 'ok' ? parsed.value : 0;
   });
   if (!wanted) return undefined;
@@ -253,6 +294,8 @@ function chooseSim(
 }
 
 function engineFlag(layer: Layer): string | undefined {
-  const flag = POOLS.flatMap((pool) => [pool.url, pool.host, pool.port, pool.count]).find((name) => layer.values[name] !== undefined);
+  const flag = POOLS.flatMap((pool) => [pool.url, pool.host, pool.port, pool.count]).find(
+    (name) => layer.values[name] !== undefined,
+  );
   return flag === undefined ? undefined : layer.nameOf(flag);
 }

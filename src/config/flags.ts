@@ -39,50 +39,287 @@ const EXAMPLES = 'Flags of the example proxies:';
 
 /** Every flag of `baton serve` in the order of the help; a general one (`policy`) before those that refine it. */
 export const FLAGS: readonly FlagSpec[] = [
-  { name: 'prefill', kind: 'list-add', value: 'url', group: ENGINES, about: 'prefill engine, http(s)://host[:port][/prefix] (repeatable)' },
+  {
+    name: 'prefill',
+    kind: 'list-add',
+    value: 'url',
+    group: ENGINES,
+    about: 'prefill engine, http(s)://host[:port][/prefix] (repeatable)',
+  },
   { name: 'decode', kind: 'list-add', value: 'url', group: ENGINES, about: 'decode engine (repeatable)' },
-  { name: 'engine-auth', kind: 'value', value: 'mode', paths: [['engine_auth']], group: ENGINES, about: 'Authorization toward engines: auto, replace, forward, strip' },
+  {
+    name: 'engine-auth',
+    kind: 'value',
+    value: 'mode',
+    paths: [['engine_auth']],
+    group: ENGINES,
+    about: 'Authorization toward engines: auto, replace, forward, strip',
+  },
   { name: 'sim', kind: 'switch', group: ENGINES, about: 'start simulated engines in this process' },
   { name: 'sim-prefill', kind: 'value', value: 'n', group: ENGINES, about: 'simulated prefill engines (2)' },
   { name: 'sim-decode', kind: 'value', value: 'n', group: ENGINES, about: 'simulated decode engines (2)' },
 
-  { name: 'host', kind: 'value', value: 'addr', paths: [['facade', 'host']], group: LISTEN, about: 'address of the OpenAI API (0.0.0.0)' },
-  { name: 'port', kind: 'value', value: 'port', paths: [['facade', 'port']], group: LISTEN, about: 'its port (8000); 0: any free port, off: none' },
-  { name: 'rpc-host', kind: 'value', value: 'addr', paths: [['rpc', 'host']], group: LISTEN, about: 'address of the RPC services (127.0.0.1)' },
-  { name: 'rpc-port', kind: 'value', value: 'port', paths: [['rpc', 'port']], group: LISTEN, about: 'their port (50051)' },
-  { name: 'insecure-rpc', kind: 'switch', paths: [['rpc', 'insecure']], group: LISTEN, about: 'let other machines reach RPC without authentication' },
-  { name: 'admin-host', kind: 'value', value: 'addr', paths: [['admin', 'host']], group: LISTEN, about: 'address of metrics and administration (127.0.0.1)' },
-  { name: 'admin-port', kind: 'value', value: 'port', paths: [['admin', 'port']], group: LISTEN, about: 'their port (29000)' },
-  { name: 'insecure-admin', kind: 'switch', paths: [['admin', 'insecure']], group: LISTEN, about: 'let other machines reach admin without authentication' },
+  {
+    name: 'host',
+    kind: 'value',
+    value: 'addr',
+    paths: [['facade', 'host']],
+    group: LISTEN,
+    about: 'address of the OpenAI API (0.0.0.0)',
+  },
+  {
+    name: 'port',
+    kind: 'value',
+    value: 'port',
+    paths: [['facade', 'port']],
+    group: LISTEN,
+    about: 'its port (8000); 0: any free port, off: none',
+  },
+  {
+    name: 'rpc-host',
+    kind: 'value',
+    value: 'addr',
+    paths: [['rpc', 'host']],
+    group: LISTEN,
+    about: 'address of the RPC services (127.0.0.1)',
+  },
+  {
+    name: 'rpc-port',
+    kind: 'value',
+    value: 'port',
+    paths: [['rpc', 'port']],
+    group: LISTEN,
+    about: 'their port (50051)',
+  },
+  {
+    name: 'insecure-rpc',
+    kind: 'switch',
+    paths: [['rpc', 'insecure']],
+    group: LISTEN,
+    about: 'let other machines reach RPC without authentication',
+  },
+  {
+    name: 'admin-host',
+    kind: 'value',
+    value: 'addr',
+    paths: [['admin', 'host']],
+    group: LISTEN,
+    about: 'address of metrics and administration (127.0.0.1)',
+  },
+  {
+    name: 'admin-port',
+    kind: 'value',
+    value: 'port',
+    paths: [['admin', 'port']],
+    group: LISTEN,
+    about: 'their port (29000)',
+  },
+  {
+    name: 'insecure-admin',
+    kind: 'switch',
+    paths: [['admin', 'insecure']],
+    group: LISTEN,
+    about: 'let other machines reach admin without authentication',
+  },
 
-  { name: 'policy', kind: 'value', value: 'name', paths: [['policy', 'prefill'], ['policy', 'decode']], group: ROUTING, about: 'how instances are chosen (round_robin)' },
-  { name: 'prefill-policy', kind: 'value', value: 'name', paths: [['policy', 'prefill']], group: ROUTING, about: 'the same for prefill only' },
-  { name: 'decode-policy', kind: 'value', value: 'name', paths: [['policy', 'decode']], group: ROUTING, about: 'the same for decode only' },
-  { name: 'kv-connector', kind: 'value', value: 'name', paths: [['kv_connector']], group: ROUTING, about: 'KV connector of the engines (nixl)' },
-  { name: 'reuse-guard', kind: 'value', value: 'mode', paths: [['reuse', 'guard']], group: ROUTING, about: 'proof before KV is reused: exact, history, off (exact)' },
-  { name: 'unsafe-reuse', kind: 'switch', paths: [['reuse', 'unsafe']], group: ROUTING, about: 'allow the guards history and off' },
-  { name: 'queue-timeout', kind: 'value', value: 'time', paths: [['timeouts', 'queue']], group: ROUTING, about: 'how long a request waits for an instance (30s)' },
+  {
+    name: 'policy',
+    kind: 'value',
+    value: 'name',
+    paths: [
+      ['policy', 'prefill'],
+      ['policy', 'decode'],
+    ],
+    group: ROUTING,
+    about: 'how instances are chosen (round_robin)',
+  },
+  {
+    name: 'prefill-policy',
+    kind: 'value',
+    value: 'name',
+    paths: [['policy', 'prefill']],
+    group: ROUTING,
+    about: 'the same for prefill only',
+  },
+  {
+    name: 'decode-policy',
+    kind: 'value',
+    value: 'name',
+    paths: [['policy', 'decode']],
+    group: ROUTING,
+    about: 'the same for decode only',
+  },
+  {
+    name: 'kv-connector',
+    kind: 'value',
+    value: 'name',
+    paths: [['kv_connector']],
+    group: ROUTING,
+    about: 'KV connector of the engines (nixl)',
+  },
+  {
+    name: 'reuse-guard',
+    kind: 'value',
+    value: 'mode',
+    paths: [['reuse', 'guard']],
+    group: ROUTING,
+    about: 'proof before KV is reused: exact, history, off (exact)',
+  },
+  {
+    name: 'unsafe-reuse',
+    kind: 'switch',
+    paths: [['reuse', 'unsafe']],
+    group: ROUTING,
+    about: 'allow the guards history and off',
+  },
+  {
+    name: 'queue-timeout',
+    kind: 'value',
+    value: 'time',
+    paths: [['timeouts', 'queue']],
+    group: ROUTING,
+    about: 'how long a request waits for an instance (30s)',
+  },
 
-  { name: 'config', kind: 'value', value: 'file', group: PROCESS, about: 'YAML file; flags and BATON_* variables go before it' },
-  { name: 'log-level', kind: 'value', value: 'level', paths: [['log', 'level']], group: PROCESS, about: 'trace, debug, info, warn, error, fatal, silent (info)' },
-  { name: 'log-format', kind: 'value', value: 'form', paths: [['log', 'format']], group: PROCESS, about: 'json or pretty (pretty on a terminal)' },
-  { name: 'drain-timeout', kind: 'value', value: 'time', paths: [['timeouts', 'drain']], group: PROCESS, about: 'how long a stop waits for running requests (180s)' },
+  {
+    name: 'config',
+    kind: 'value',
+    value: 'file',
+    group: PROCESS,
+    about: 'YAML file; flags and BATON_* variables go before it',
+  },
+  {
+    name: 'log-level',
+    kind: 'value',
+    value: 'level',
+    paths: [['log', 'level']],
+    group: PROCESS,
+    about: 'trace, debug, info, warn, error, fatal, silent (info)',
+  },
+  {
+    name: 'log-format',
+    kind: 'value',
+    value: 'form',
+    paths: [['log', 'format']],
+    group: PROCESS,
+    about: 'json or pretty (pretty on a terminal)',
+  },
+  {
+    name: 'drain-timeout',
+    kind: 'value',
+    value: 'time',
+    paths: [['timeouts', 'drain']],
+    group: PROCESS,
+    about: 'how long a stop waits for running requests (180s)',
+  },
 
-  { name: 'roles', kind: 'value', value: 'list', paths: [['roles']], group: SPLIT, about: 'services that run here: facade,router,kvstore,registry (all)' },
-  { name: 'router-url', kind: 'value', value: 'url', paths: [['router_url']], group: SPLIT, about: 'router in another process' },
-  { name: 'kvstore-url', kind: 'value', value: 'url', paths: [['kvstore_url']], group: SPLIT, about: 'KV cache store in another process' },
-  { name: 'registry-url', kind: 'value', value: 'url', paths: [['registry_url']], group: SPLIT, about: 'pool registry in another process' },
+  {
+    name: 'roles',
+    kind: 'value',
+    value: 'list',
+    paths: [['roles']],
+    group: SPLIT,
+    about: 'services that run here: facade,router,kvstore,registry (all)',
+  },
+  {
+    name: 'router-url',
+    kind: 'value',
+    value: 'url',
+    paths: [['router_url']],
+    group: SPLIT,
+    about: 'router in another process',
+  },
+  {
+    name: 'kvstore-url',
+    kind: 'value',
+    value: 'url',
+    paths: [['kvstore_url']],
+    group: SPLIT,
+    about: 'KV cache store in another process',
+  },
+  {
+    name: 'registry-url',
+    kind: 'value',
+    value: 'url',
+    paths: [['registry_url']],
+    group: SPLIT,
+    about: 'pool registry in another process',
+  },
 
-  { name: 'prefiller-host', alias: 'prefiller-hosts', kind: 'list-replace', value: 'host', group: EXAMPLES, about: 'prefill hosts, one per port, or a comma list' },
-  { name: 'prefiller-port', alias: 'prefiller-ports', kind: 'list-replace', value: 'port', group: EXAMPLES, about: 'prefill ports' },
-  { name: 'decoder-host', alias: 'decoder-hosts', kind: 'list-replace', value: 'host', group: EXAMPLES, about: 'decode hosts' },
-  { name: 'decoder-port', alias: 'decoder-ports', kind: 'list-replace', value: 'port', group: EXAMPLES, about: 'decode ports' },
-  { name: 'num-prefillers', kind: 'value', value: 'n', group: EXAMPLES, about: 'one host, one port: this many consecutive ports' },
+  {
+    name: 'prefiller-host',
+    alias: 'prefiller-hosts',
+    kind: 'list-replace',
+    value: 'host',
+    group: EXAMPLES,
+    about: 'prefill hosts, one per port, or a comma list',
+  },
+  {
+    name: 'prefiller-port',
+    alias: 'prefiller-ports',
+    kind: 'list-replace',
+    value: 'port',
+    group: EXAMPLES,
+    about: 'prefill ports',
+  },
+  {
+    name: 'decoder-host',
+    alias: 'decoder-hosts',
+    kind: 'list-replace',
+    value: 'host',
+    group: EXAMPLES,
+    about: 'decode hosts',
+  },
+  {
+    name: 'decoder-port',
+    alias: 'decoder-ports',
+    kind: 'list-replace',
+    value: 'port',
+    group: EXAMPLES,
+    about: 'decode ports',
+  },
+  {
+    name: 'num-prefillers',
+    kind: 'value',
+    value: 'n',
+    group: EXAMPLES,
+    about: 'one host, one port: this many consecutive ports',
+  },
   { name: 'num-decoders', kind: 'value', value: 'n', group: EXAMPLES, about: 'the same for decode' },
-  { name: 'decoder-init-port', alias: 'decoder-init-ports', kind: 'list-replace', value: 'port', paths: [['lmcache', 'decoder_init_ports']], group: EXAMPLES, about: 'LMCache handshake ports of the decoders (8300)' },
-  { name: 'decoder-alloc-port', alias: 'decoder-alloc-ports', kind: 'list-replace', value: 'port', paths: [['lmcache', 'decoder_alloc_ports']], group: EXAMPLES, about: 'LMCache allocation ports of the decoders (8400)' },
-  { name: 'proxy-host', kind: 'value', value: 'addr', paths: [['lmcache', 'proxy_host']], group: EXAMPLES, about: 'LMCache notice socket (localhost)' },
-  { name: 'proxy-port', kind: 'value', value: 'port', paths: [['lmcache', 'proxy_port']], group: EXAMPLES, about: 'its port (8500)' },
+  {
+    name: 'decoder-init-port',
+    alias: 'decoder-init-ports',
+    kind: 'list-replace',
+    value: 'port',
+    paths: [['lmcache', 'decoder_init_ports']],
+    group: EXAMPLES,
+    about: 'LMCache handshake ports of the decoders (8300)',
+  },
+  {
+    name: 'decoder-alloc-port',
+    alias: 'decoder-alloc-ports',
+    kind: 'list-replace',
+    value: 'port',
+    paths: [['lmcache', 'decoder_alloc_ports']],
+    group: EXAMPLES,
+    about: 'LMCache allocation ports of the decoders (8400)',
+  },
+  {
+    name: 'proxy-host',
+    kind: 'value',
+    value: 'addr',
+    paths: [['lmcache', 'proxy_host']],
+    group: EXAMPLES,
+    about: 'LMCache notice socket (localhost)',
+  },
+  {
+    name: 'proxy-port',
+    kind: 'value',
+    value: 'port',
+    paths: [['lmcache', 'proxy_port']],
+    group: EXAMPLES,
+    about: 'its port (8500)',
+  },
 ];
 
 /** The variable that stands for a flag: `rpc-port` is BATON_RPC_PORT. */
@@ -96,7 +333,10 @@ export function flagLayer(values: RawFlags): Layer {
 }
 
 /** Reads the `BATON_*` variables; an empty one counts as not set. */
-export function envLayer(env: Readonly<Record<string, string | undefined>>): { readonly layer: Layer; readonly warnings: readonly Problem[] } {
+export function envLayer(env: Readonly<Record<string, string | undefined>>): {
+  readonly layer: Layer;
+  readonly warnings: readonly Problem[];
+} {
   const values: Record<string, string | readonly string[]> = {};
   const warnings: Problem[] = [];
   const known: string[] = [];
@@ -111,7 +351,8 @@ export function envLayer(env: Readonly<Record<string, string | undefined>>): { r
       warnings.push({ where: name, message: 'ignored, because Kubernetes set it for a service of that name' });
       continue;
     }
-    values[flag.name] = flag.kind === 'list-replace' || flag.kind === 'list-add' ? text.trim().split(/\s+/) : text.trim();
+    values[flag.name] =
+      flag.kind === 'list-replace' || flag.kind === 'list-add' ? text.trim().split(/\s+/) : text.trim();
   }
   for (const name of Object.keys(env)) {
     if (!name.startsWith('BATON_') || known.includes(name)) continue;

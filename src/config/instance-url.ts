@@ -15,7 +15,11 @@ export function parseServerUrl(raw: unknown): Parsed<ServerUrl> {
   if (/^[^/]*\/\/[^/]*@/.test(text)) return bad('expected a URL without user and password; give a key by api_key');
   if (scheme === undefined) {
     const guess = parseServerUrl(`http://${text}`);
-    return bad(guess.kind === 'ok' && !/^\d*$/.test(text) ? `${show(raw)} has no scheme; write "${guess.value.url}"` : `expected a URL like "http://10.0.0.1:8100", got ${show(raw)}`);
+    return bad(
+      guess.kind === 'ok' && !/^\d*$/.test(text)
+        ? `${show(raw)} has no scheme; write "${guess.value.url}"`
+        : `expected a URL like "http://10.0.0.1:8100", got ${show(raw)}`,
+    );
   }
   if (scheme !== 'http' && scheme !== 'https') return bad(`expected http:// or https://, got ${show(raw)}`);
   const authority = text.slice(scheme.length + 3).split('/', 1)[0] ?? '';
@@ -24,7 +28,8 @@ export function parseServerUrl(raw: unknown): Parsed<ServerUrl> {
   }
   if (!URL.canParse(text)) return bad(`expected a URL like "http://10.0.0.1:8100", got ${show(raw)}`);
   const url = new URL(text);
-  if (url.search !== '' || url.hash !== '' || /[?#]/.test(text)) return bad(`expected a URL without ? and #, got ${show(raw)}`);
+  if (url.search !== '' || url.hash !== '' || /[?#]/.test(text))
+    return bad(`expected a URL without ? and #, got ${show(raw)}`);
   if (url.port === '0') return bad(`expected a port from 1 to 65535, got ${show(raw)}`);
   const prefix = url.pathname.replace(/\/+$/, '');
   const port = url.port === '' ? (scheme === 'https' ? '443' : '80') : url.port;

@@ -73,7 +73,12 @@ function describeIssue(
     }));
   }
   const where = locate(issue.path);
-  return [{ where, message: `${pathPrefix(where, issue.path)}${issue.code === 'invalid_type' ? expectedShape(issue, data) : issue.message}` }];
+  return [
+    {
+      where,
+      message: `${pathPrefix(where, issue.path)}${issue.code === 'invalid_type' ? expectedShape(issue, data) : issue.message}`,
+    },
+  ];
 }
 
 // A flag or variable is its own name; only a place in a file needs the path of the key.
@@ -83,7 +88,8 @@ function pathPrefix(where: string, path: readonly PropertyKey[]): string {
 
 function expectedShape(issue: z.core.$ZodIssueInvalidType, data: Readonly<Record<string, unknown>>): string {
   let value: unknown = data;
-  for (const key of issue.path) value = isRecord(value) ? value[String(key)] : Array.isArray(value) ? value[Number(key)] : undefined;
+  for (const key of issue.path)
+    value = isRecord(value) ? value[String(key)] : Array.isArray(value) ? value[Number(key)] : undefined;
   if (issue.expected === 'array') return `expected a list, got ${show(value)}`;
   return `expected a section with ${knownKeys(issue.path).slice(0, 4).join(', ')} ..., got ${show(value)}`;
 }
@@ -97,5 +103,7 @@ function nearKey(section: readonly PropertyKey[], key: string): string {
   const sibling = suggest(key, knownKeys(section));
   if (sibling !== undefined) return `; did you mean ${formatPath([...section, sibling])}?`;
   const elsewhere = describeKeys().find((doc) => doc.path.split('.').at(-1) === key);
-  return elsewhere === undefined ? `; known here: ${knownKeys(section).join(', ')}` : `; did you mean ${elsewhere.path}?`;
+  return elsewhere === undefined
+    ? `; known here: ${knownKeys(section).join(', ')}`
+    : `; did you mean ${elsewhere.path}?`;
 }

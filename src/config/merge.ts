@@ -50,7 +50,11 @@ function expandPolicy(data: Readonly<Record<string, unknown>>): Readonly<Record<
   return typeof policy === 'string' ? { ...data, policy: { prefill: policy, decode: policy } } : data;
 }
 
-function setAt(data: Readonly<Record<string, unknown>>, path: readonly string[], value: unknown): Readonly<Record<string, unknown>> {
+function setAt(
+  data: Readonly<Record<string, unknown>>,
+  path: readonly string[],
+  value: unknown,
+): Readonly<Record<string, unknown>> {
   const [key, ...rest] = path;
   if (key === undefined) return data;
   if (rest.length === 0) return { ...data, [key]: value };

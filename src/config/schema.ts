@@ -222,7 +222,10 @@ const engineKeys = {
 
 const instance = z.strictObject({
   url: reader(parseServerUrl).meta({ about: 'Base URL, `http(s)://host[:port][/prefix]`.', fallback: 'required' }),
-  role: reader(choiceParser(['prefill', 'decode', 'both'])).meta({ about: '`prefill`, `decode` or `both`.', fallback: 'required' }),
+  role: reader(choiceParser(['prefill', 'decode', 'both'])).meta({
+    about: '`prefill`, `decode` or `both`.',
+    fallback: 'required',
+  }),
   name: optional(parseInstanceName, '`host:port[/prefix]`', 'Instance id in logs, metrics and listings.'),
   ...engineKeys,
 });
@@ -249,19 +252,23 @@ export const fileSchema = z.strictObject({
       'What happens to `kv_transfer_params` sent by a client: 400, or dropped.',
     ),
     hold: field(parseSize, '64KiB', 'How much of a reply is held back until its first content.'),
-    stream_buffer: field(parseSize, '256KiB', 'How much of a stream waits for a slow client before reading from the engine stops.'),
+    stream_buffer: field(
+      parseSize,
+      '256KiB',
+      'How much of a stream waits for a slow client before reading from the engine stops.',
+    ),
     metrics: field(parseBoolean, false, 'Also serves `/metrics` on the front door.'),
   }),
   rpc: section({ ...listen('127.0.0.1', 50051, 'the RPC port'), insecure: insecure('the RPC port') }),
   admin: section({ ...listen('127.0.0.1', 29000, 'the admin port'), insecure: insecure('the admin port') }),
-  kv_connector: field(parseText, 'nixl', 'KV connector of the engines, in baton\'s or in vLLM\'s spelling.'),
+  kv_connector: field(parseText, 'nixl', "KV connector of the engines, in baton's or in vLLM's spelling."),
   policy: z.preprocess((raw) => (typeof raw === 'string' ? { prefill: raw, decode: raw } : (raw ?? {})), policyPair),
   instances: z.preprocess((raw) => raw ?? undefined, z.array(instance).optional()),
   pools: section({ prefill: section(engineKeys), decode: section(engineKeys), both: section(engineKeys) }),
   engine_auth: field(
     choiceParser(['auto', 'replace', 'forward', 'strip']),
     'auto',
-    'The client\'s `Authorization` toward engines; `auto` is `replace` when a key for the engine is set, else `forward`.',
+    "The client's `Authorization` toward engines; `auto` is `replace` when a key for the engine is set, else `forward`.",
   ),
   kv: section({
     remote_host: field(
@@ -272,33 +279,51 @@ export const fileSchema = z.strictObject({
     lease_margin: field(parseDuration, '10s', 'A handle is not used in the last part of its lease.'),
   }),
   reuse: section({
-    guard: field(choiceParser(['exact', 'history', 'off']), 'exact', 'Proof that stored KV fits the new prompt; only `exact` is safe.'),
+    guard: field(
+      choiceParser(['exact', 'history', 'off']),
+      'exact',
+      'Proof that stored KV fits the new prompt; only `exact` is safe.',
+    ),
     unsafe: field(parseBoolean, false, 'Allows `reuse.guard` to be `history` or `off`.'),
     autolink: field(parseBoolean, true, 'Finds a conversation by its history when the client names none.'),
   }),
   disagg: section({
-    min_uncached_tokens: field(countParser(0, MAX_COUNT), 0, 'Shorter prompts stay on the decode engine; 0 always uses both.'),
+    min_uncached_tokens: field(
+      countParser(0, MAX_COUNT),
+      0,
+      'Shorter prompts stay on the decode engine; 0 always uses both.',
+    ),
   }),
   identity: section({
-    headers: field(parseHeaderNames, ['x-session-id', 'session-id'], 'Headers that name the conversation, first match wins.'),
+    headers: field(
+      parseHeaderNames,
+      ['x-session-id', 'session-id'],
+      'Headers that name the conversation, first match wins.',
+    ),
     client_bound: field(parseBoolean, false, 'Binds a conversation to the same instances.'),
   }),
   timeouts: section({
     connect: field(parseDuration, '3s', 'Connecting to an engine.'),
     store: field(parseDuration, '20ms', 'An answer of the KV cache store.'),
-    tokenize: field(parseDuration, '500ms', 'An answer of an engine\'s `/tokenize`.'),
+    tokenize: field(parseDuration, '500ms', "An answer of an engine's `/tokenize`."),
     prefill_warm: field(parseDuration, '60s', 'A prefill that starts from stored KV.'),
     prefill_warm_per_token: field(parseDuration, '10ms', 'Added to `prefill_warm` for every token that is not stored.'),
     prefill_cold: field(parseDuration, '1800s', 'A prefill without stored KV.'),
     first_content: field(parseDuration, '600s', 'From the start of a streamed decode to its first content.'),
-    whole_reply: field(parseDuration, '1800s', 'From the start of the decode to the end of a reply that is not streamed.'),
+    whole_reply: field(
+      parseDuration,
+      '1800s',
+      'From the start of the decode to the end of a reply that is not streamed.',
+    ),
     idle: field(parseDuration, '300s', 'Between two events of a stream.'),
     client_stall: field(parseDuration, '60s', 'A client that takes no byte.'),
     queue: field(parseDuration, '30s', 'Waiting for an instance to become routable.'),
     drain: field(parseDuration, '180s', 'Running requests at shutdown.'),
-    keep_alive: field(parseDuration, '4s', 'An unused connection to an engine; shorter than the engine\'s own 5 s.'),
+    keep_alive: field(parseDuration, '4s', "An unused connection to an engine; shorter than the engine's own 5 s."),
   }),
-  queue: section({ max: field(countParser(0, MAX_COUNT), 1024, 'Requests that wait for an instance; more are answered with 503.') }),
+  queue: section({
+    max: field(countParser(0, MAX_COUNT), 1024, 'Requests that wait for an instance; more are answered with 503.'),
+  }),
   retry: section({ budget_percent: field(countParser(0, 100), 20, 'Retries per 100 requests.') }),
   health: section({
     interval: field(parseDuration, '5s', 'Between two health checks of an engine.'),
@@ -306,7 +331,11 @@ export const fileSchema = z.strictObject({
     failures: field(countParser(1, 1000), 3, 'Failed checks in a row after which an engine is suspect.'),
   }),
   log: section({
-    level: field(choiceParser(['trace', 'debug', 'info', 'warn', 'error', 'fatal', 'silent']), 'info', 'Lowest level that is written.'),
+    level: field(
+      choiceParser(['trace', 'debug', 'info', 'warn', 'error', 'fatal', 'silent']),
+      'info',
+      'Lowest level that is written.',
+    ),
     format: optional(choiceParser(['json', 'pretty']), '`pretty` on a terminal, else `json`', 'Form of log lines.'),
   }),
   lmcache: section({
@@ -339,7 +368,8 @@ export function knownKeys(path: readonly PropertyKey[]): readonly string[] {
   let schema: unknown = fileSchema;
   for (const key of path) {
     const inner = unwrap(schema);
-    schema = inner instanceof z.ZodArray ? inner.element : inner instanceof z.ZodObject ? inner.shape[String(key)] : undefined;
+    schema =
+      inner instanceof z.ZodArray ? inner.element : inner instanceof z.ZodObject ? inner.shape[String(key)] : undefined;
   }
   const inner = unwrap(schema);
   return inner instanceof z.ZodObject ? Object.keys(inner.shape) : [];

@@ -38,7 +38,8 @@ function durationMs(raw: unknown): number | undefined {
   if (/^\d+(\.\d+)?$/.test(text)) return Number(text) * 1000;
   if (!/^(\d+(\.\d+)?\s*(ms|s|m|h)\s*)+$/.test(text)) return undefined;
   let total = 0;
-  for (const part of text.matchAll(/(\d+(?:\.\d+)?)\s*(ms|s|m|h)/g)) total += Number(part[1]) * (UNIT_MS[part[2] ?? ''] ?? 0);
+  for (const part of text.matchAll(/(\d+(?:\.\d+)?)\s*(ms|s|m|h)/g))
+    total += Number(part[1]) * (UNIT_MS[part[2] ?? ''] ?? 0);
   return total;
 }
 
@@ -58,9 +59,13 @@ const UNIT_BYTES: Readonly<Record<string, number>> = {
 
 /** Reads `64MiB`, `10MB` or a number of bytes into whole bytes, at least 1. */
 export function parseSize(raw: unknown): Parsed<number> {
-  const match = typeof raw === 'string' || typeof raw === 'number' ? /^(\d+(?:\.\d+)?)\s*([a-z]*)$/i.exec(String(raw).trim()) : null;
+  const match =
+    typeof raw === 'string' || typeof raw === 'number'
+      ? /^(\d+(?:\.\d+)?)\s*([a-z]*)$/i.exec(String(raw).trim())
+      : null;
   const unit = UNIT_BYTES[(match?.[2] ?? '').toLowerCase()];
-  if (match === null || unit === undefined) return bad(`expected a size like "64MiB" or a number of bytes, got ${show(raw)}`);
+  if (match === null || unit === undefined)
+    return bad(`expected a size like "64MiB" or a number of bytes, got ${show(raw)}`);
   const bytes = Math.round(Number(match[1]) * unit);
   if (bytes < 1 || !Number.isSafeInteger(bytes)) return bad(`expected a size of at least 1 byte, got ${show(raw)}`);
   return ok(bytes);
@@ -70,7 +75,8 @@ export function parseSize(raw: unknown): Parsed<number> {
 export function countParser(min: number, max: number): ValueParser<number> {
   return (raw) => {
     const value = wholeNumber(raw);
-    if (value === undefined || value < min || value > max) return bad(`expected a whole number from ${min} to ${max}, got ${show(raw)}`);
+    if (value === undefined || value < min || value > max)
+      return bad(`expected a whole number from ${min} to ${max}, got ${show(raw)}`);
     return ok(value);
   };
 }
@@ -78,7 +84,9 @@ export function countParser(min: number, max: number): ValueParser<number> {
 /** Reads a port to connect to, 1 to 65535. */
 export function parsePort(raw: unknown): Parsed<number> {
   const port = wholeNumber(raw);
-  return port !== undefined && port >= 1 && port <= 65_535 ? ok(port) : bad(`expected a port from 1 to 65535, got ${show(raw)}`);
+  return port !== undefined && port >= 1 && port <= 65_535
+    ? ok(port)
+    : bad(`expected a port from 1 to 65535, got ${show(raw)}`);
 }
 
 /** Reads a port to listen on: 0 to 65535, or `off`. */
@@ -130,7 +138,11 @@ export function unknownName(word: string, known: readonly string[]): string {
 /** Makes a parser for a YAML list or a comma- or space-separated text, each item read by `item`; an empty list is allowed. */
 export function listParser<T>(item: ValueParser<T>): ValueParser<readonly T[]> {
   return (raw) => {
-    const parts: readonly unknown[] = Array.isArray(raw) ? raw.flatMap(splitItem) : typeof raw === 'string' ? splitItem(raw) : [raw];
+    const parts: readonly unknown[] = Array.isArray(raw)
+      ? raw.flatMap(splitItem)
+      : typeof raw === 'string'
+        ? splitItem(raw)
+        : [raw];
     const values: T[] = [];
     for (const part of parts) {
       const parsed = item(part);
@@ -148,15 +160,26 @@ function splitItem(raw: unknown): readonly unknown[] {
 /** Reads a header name into lower case. */
 export function parseHeaderName(raw: unknown): Parsed<string> {
   const name = typeof raw === 'string' ? raw.trim().toLowerCase() : '';
-  return /^[!#$%&'*+.^_`|~0-9a-z-]+$/.test(name) ? ok(name) : bad(`expected a header name like "x-session-id", got ${show(raw)}`);
+  return /^[!#$%&'*+.^_`|~0-9a-z-]+$/.test(name)
+    ? ok(name)
+    : bad(`expected a header name like "x-session-id", got ${show(raw)}`);
 }
 
 // These frame the message; a fixed value would break every request.
-const FRAMING_HEADERS: readonly string[] = ['host', 'content-length', 'transfer-encoding', 'connection', 'upgrade', 'te', 'expect'];
+const FRAMING_HEADERS: readonly string[] = [
+  'host',
+  'content-length',
+  'transfer-encoding',
+  'connection',
+  'upgrade',
+  'te',
+  'expect',
+];
 
 /** Reads a mapping of header names to values that are safe to send. */
 export function parseHeaders(raw: unknown): Parsed<Readonly<Record<string, string>>> {
-  if (typeof raw !== 'object' || raw === null || Array.isArray(raw)) return bad('expected a mapping of header names to values');
+  if (typeof raw !== 'object' || raw === null || Array.isArray(raw))
+    return bad('expected a mapping of header names to values');
   const headers: Record<string, string> = {};
   for (const [key, value] of Object.entries(raw)) {
     const name = parseHeaderName(key);
@@ -184,10 +207,12 @@ function headerText(raw: unknown): string | undefined {
 
 /** Reads a mapping of label names to short texts. */
 export function parseLabels(raw: unknown): Parsed<Readonly<Record<string, string>>> {
-  if (typeof raw !== 'object' || raw === null || Array.isArray(raw)) return bad('expected a mapping of label names to values');
+  if (typeof raw !== 'object' || raw === null || Array.isArray(raw))
+    return bad('expected a mapping of label names to values');
   const labels: Record<string, string> = {};
   for (const [key, value] of Object.entries(raw)) {
-    if (typeof value !== 'string' && typeof value !== 'number' && typeof value !== 'boolean') return bad(`label "${key}" needs a text value`);
+    if (typeof value !== 'string' && typeof value !== 'number' && typeof value !== 'boolean')
+      return bad(`label "${key}" needs a text value`);
     labels[key] = String(value);
   }
   return ok(labels);

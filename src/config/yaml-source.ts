@@ -9,7 +9,9 @@ export interface YamlSource {
 }
 
 /** The result of reading a YAML text. */
-export type YamlResult = { readonly kind: 'ok'; readonly source: YamlSource } | { readonly kind: 'error'; readonly problems: readonly Problem[] };
+export type YamlResult =
+  | { readonly kind: 'ok'; readonly source: YamlSource }
+  | { readonly kind: 'error'; readonly problems: readonly Problem[] };
 
 /** Parses YAML 1.2 and keeps the positions; an empty text is an empty mapping. */
 export function parseYamlSource(text: string, fileName: string): YamlResult {
@@ -26,14 +28,20 @@ export function parseYamlSource(text: string, fileName: string): YamlResult {
     return offset === undefined ? '' : at(offset);
   };
   if (document.contents !== null && !isMap(document.contents) && !isEmptyScalar(document.contents)) {
-    return { kind: 'error', problems: [{ where: locate([]), message: 'expected keys with values, like "policy: round_robin"' }] };
+    return {
+      kind: 'error',
+      problems: [{ where: locate([]), message: 'expected keys with values, like "policy: round_robin"' }],
+    };
   }
   try {
     const data: unknown = document.toJS();
     return { kind: 'ok', source: { data: isRecord(data) ? data : {}, locate } };
   } catch (error) {
     // Too many aliases, or one without its anchor.
-    return { kind: 'error', problems: [{ where: locate([]), message: error instanceof Error ? error.message : String(error) }] };
+    return {
+      kind: 'error',
+      problems: [{ where: locate([]), message: error instanceof Error ? error.message : String(error) }],
+    };
   }
 }
 
@@ -51,7 +59,9 @@ function offsetOf(root: unknown, path: readonly PropertyKey[]): number | undefin
   let offset = path.length === 0 ? (startOf(node) ?? 0) : undefined;
   for (const key of path) {
     if (isMap(node)) {
-      const pair: unknown = node.items.find((item) => isPair(item) && isScalar(item.key) && String(item.key.value) === String(key));
+      const pair: unknown = node.items.find(
+        (item) => isPair(item) && isScalar(item.key) && String(item.key.value) === String(key),
+      );
       if (!isPair(pair)) break;
       offset = startOf(pair.key) ?? offset;
       node = pair.value;

@@ -1,11 +1,22 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { connect, createServer, type AddressInfo } from 'node:net';
+import { type AddressInfo, connect, createServer } from 'node:net';
 import { fileURLToPath } from 'node:url';
 import { test } from 'vitest';
 
 const BIN = fileURLToPath(new URL('../../src/bin.ts', import.meta.url));
-const ANY_PORTS = ['--host', '127.0.0.1', '--port', '0', '--rpc-port', '0', '--admin-port', '0', '--log-format', 'json'];
+const ANY_PORTS = [
+  '--host',
+  '127.0.0.1',
+  '--port',
+  '0',
+  '--rpc-port',
+  '0',
+  '--admin-port',
+  '0',
+  '--log-format',
+  'json',
+];
 
 // Each test waits for one or two processes, which takes long on a busy machine.
 const LONG = { timeout: 20_000 };
@@ -43,13 +54,17 @@ test.concurrent('--version: version and Node', LONG, async ({ expect, onTestFini
   });
 });
 
-test.concurrent('bad usage: exit code 2 and one sentence that names the flag', LONG, async ({ expect, onTestFinished }) => {
-  expect(await start(onTestFinished, 'serve', '--rpc-port', '70000').ended).toMatchObject({
-    code: 2,
-    out: '',
-    err: expect.stringMatching(/^--rpc-port: expected a port from 0 to 65535 [^\n]*\n$/),
-  });
-});
+test.concurrent(
+  'bad usage: exit code 2 and one sentence that names the flag',
+  LONG,
+  async ({ expect, onTestFinished }) => {
+    expect(await start(onTestFinished, 'serve', '--rpc-port', '70000').ended).toMatchObject({
+      code: 2,
+      out: '',
+      err: expect.stringMatching(/^--rpc-port: expected a port from 0 to 65535 [^\n]*\n$/),
+    });
+  },
+);
 
 test.concurrent('a port in use: exit code 1 and the flag', LONG, async ({ expect, onTestFinished }) => {
   const blocker = createServer().listen(0, '127.0.0.1');
@@ -76,18 +91,24 @@ test.concurrent('SIGTERM: exit code 0', LONG, async ({ expect, onTestFinished })
   expect(await ended).toMatchObject({ code: 0, signal: null });
 });
 
-test.concurrent('a second signal ends it although a request is still running', LONG, async ({ expect, onTestFinished }) => {
-  const { child, ended, logged } = start(onTestFinished, 'serve', ...ANY_PORTS);
-  const { facade } = await logged('baton is up');
-  const [host = '', port] = String(facade).split(':');
-  const client = connect(Number(port), host);
-  client.on('error', () => {});
-  // The reply to "Expect" tells that the server has the request and waits for its body.
-  client.write('POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9\r\nexpect: 100-continue\r\n\r\n');
-  await once(client, 'data');
-  child.kill('SIGINT');
-  await logged('stopping');
-  child.kill('SIGINT');
-  expect(await ended).toMatchObject({ code: 130 });
-  client.destroy();
-});
+test.concurrent(
+  'a second signal ends it although a request is still running',
+  LONG,
+  async ({ expect, onTestFinished }) => {
+    const { child, ended, logged } = start(onTestFinished, 'serve', ...ANY_PORTS);
+    const { facade } = await logged('baton is up');
+    const [host = '', port] = String(facade).split(':');
+    const client = connect(Number(port), host);
+    client.on('error', () => {});
+    // The reply to "Expect" tells that the server has the request and waits for its body.
+    client.write(
+      'POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9\r\nexpect: 100-continue\r\n\r\n',
+    );
+    await once(client, 'data');
+    child.kill('SIGINT');
+    await logged('stopping');
+    child.kill('SIGINT');
+    expect(await ended).toMatchObject({ code: 130 });
+    client.destroy();
+  },
+);

@@ -4,7 +4,10 @@ import { parseCommand } from '../../src/cli/parse-command.ts';
 import { FLAGS } from '../../src/config/flags.ts';
 
 function parse(line: string) {
-  return parseCommand(line.split(' ').filter((word) => word !== ''), 'baton 1.2.3 (node v0)');
+  return parseCommand(
+    line.split(' ').filter((word) => word !== ''),
+    'baton 1.2.3 (node v0)',
+  );
 }
 
 function flags(line: string): unknown {
@@ -22,13 +25,21 @@ describe('serve', () => {
   });
 
   test('singular, plural and = are one flag', () => {
-    expect(flags('serve --decoder-hosts=a --decoder-ports 1')).toEqual({ 'decoder-host': ['a'], 'decoder-port': ['1'] });
-    expect(flags('serve --decoder-host a,b --decoder-port=1')).toEqual({ 'decoder-host': ['a,b'], 'decoder-port': ['1'] });
+    expect(flags('serve --decoder-hosts=a --decoder-ports 1')).toEqual({
+      'decoder-host': ['a'],
+      'decoder-port': ['1'],
+    });
+    expect(flags('serve --decoder-host a,b --decoder-port=1')).toEqual({
+      'decoder-host': ['a,b'],
+      'decoder-port': ['1'],
+    });
     expect(flags('serve --rpc-port=off --port 0')).toEqual({ 'rpc-port': 'off', port: '0' });
   });
 
   test('a repeated example flag replaces, in either spelling', () => {
-    expect(flags('serve --prefiller-host a b --port 1 --prefiller-hosts c --prefiller-port 1 --prefiller-port=2')).toEqual({
+    expect(
+      flags('serve --prefiller-host a b --port 1 --prefiller-hosts c --prefiller-port 1 --prefiller-port=2'),
+    ).toEqual({
       port: '1',
       'prefiller-host': ['c'],
       'prefiller-port': ['2'],

@@ -1,3 +1,5 @@
+import { once } from 'node:events';
+import { type AddressInfo, createServer } from 'node:net';
 import { fileURLToPath } from 'node:url';
 import { describe, expect, test } from 'vitest';
 import { type CliHost, runCli } from '../../src/cli/run.ts';
@@ -33,7 +35,6 @@ function fakeHost(line: string, parts: Partial<CliHost> = {}) {
         },
       };
     },
-    startSim: () => Promise.reject(Object.assign(new Error('listen EADDRINUSE'), { code: 'EADDRINUSE', port: 8000 })),
     stopRequested: async () => {
       seen.events.push('asked to stop');
     },
@@ -54,7 +55,9 @@ describe('serve', () => {
   test('a mistake is 2, names the flag in one line, and nothing starts', async () => {
     const { host, seen } = fakeHost('serve --prefiller-host a b --prefiller-port 1');
     expect(await runCli(host)).toBe(2);
-    expect(seen.err).toBe('--prefiller-host and --prefiller-port: give as many ports as hosts, got 2 hosts and 1 port\n');
+    expect(seen.err).toBe(
+      '--prefiller-host and --prefiller-port: give as many ports as hosts, got 2 hosts and 1 port\n',
+    );
     expect(seen.events).toEqual([]);
   });
 
@@ -73,7 +76,9 @@ describe('serve', () => {
   });
 
   test('a failed start is 1', async () => {
-    const { host, seen } = fakeHost('serve', { start: () => Promise.reject(new Error('port 8000 is in use (--port)')) });
+    const { host, seen } = fakeHost('serve', {
+      start: () => Promise.reject(new Error('port 8000 is in use (--port)')),
+    });
     expect(await runCli(host)).toBe(1);
     expect(seen.err).toBe('baton: port 8000 is in use (--port)\n');
   });
@@ -101,7 +106,9 @@ describe('serve', () => {
     const { host, seen } = fakeHost('serve --sim');
     expect(await runCli(host)).toBe(0);
     expect(seen.out).toContain('curl http://127.0.0.1:4321/v1/chat/completions');
-    const off = fakeHost('serve --sim', { start: async () => ({ addresses: { facade: 'off' }, stop: async () => {} }) });
+    const off = fakeHost('serve --sim', {
+      start: async () => ({ addresses: { facade: 'off' }, stop: async () => {} }),
+    });
     expect(await runCli(off.host)).toBe(0);
     expect(off.seen.out).toBe('');
   });
@@ -132,14 +139,15 @@ describe('check-config', () => {
 });
 
 test('sim: a port in use is 1 and names the flag', async () => {
-  for (const [line, flag] of [
-    ['sim --port 8000', '--port'],
-    ['sim --port 0 --side-port 8000', '--side-port'],
-  ]) {
-    const { host, seen } = fakeHost(line ?? '');
+  const blocker = createServer().listen(0, '127.0.0.1');
+  await once(blocker, 'listening');
+  const { port } = blocker.address() as AddressInfo;
+  for (const flag of ['--port', '--side-port']) {
+    const { host, seen } = fakeHost(`sim --port 0 ${flag} ${port}`);
     expect(await runCli(host)).toBe(1);
-    expect(seen.err).toBe(`baton: port 8000 is in use (${flag})\n`);
+    expect(seen.err).toBe(`baton: port ${port} is in use (${flag})\n`);
   }
+  blocker.close();
 });
 
 test('version goes to standard output', async () => {

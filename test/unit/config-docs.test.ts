@@ -1,6 +1,6 @@
 import { readFileSync, writeFileSync } from 'node:fs';
-import { parse } from 'yaml';
 import { describe, expect, test } from 'vitest';
+import { parse } from 'yaml';
 import { envName, FLAGS } from '../../src/config/flags.ts';
 import { loadConfig } from '../../src/config/load-config.ts';
 import { describeKeys } from '../../src/config/schema.ts';
@@ -11,7 +11,10 @@ function keyTable(): string {
   const rows = describeKeys()
     .map((key) => ({ ...key, path: key.path.replace(/^pools\.\w+\./, 'pools.*.') }))
     .filter((key, i, all) => all.findIndex((other) => other.path === key.path) === i)
-    .map(({ path, fallback, about }) => `| \`${path}\` | ${/[` ]|^none$|^required$/.test(fallback) ? fallback : `\`${fallback}\``} | ${about} |`);
+    .map(
+      ({ path, fallback, about }) =>
+        `| \`${path}\` | ${/[` ]|^none$|^required$/.test(fallback) ? fallback : `\`${fallback}\``} | ${about} |`,
+    );
   return ['| key | default | meaning |', '|---|---|---|', ...rows].join('\n');
 }
 
@@ -25,7 +28,7 @@ function flagTable(): string {
 }
 
 function block(text: string, name: string): RegExpExecArray {
-  const found = new RegExp(`(<!-- ${name}:[^\\n]*-->\\n)([^]*?)(<!-- end -->)`).exec(text);
+  const found = new RegExp(`(<!-- ${name}:[^\\n]*-->\\n)([\\s\\S]*?)(<!-- end -->)`).exec(text);
   if (found === null) throw new Error(`docs/configuration.md has no block "${name}"`);
   return found;
 }
@@ -59,16 +62,23 @@ describe('docs/configuration.md', () => {
   });
 
   test('its example is a good file', () => {
-    const example = /```yaml\n([^]*?)```/.exec(text)?.[1] ?? '';
+    const example = /```yaml\n([\s\S]*?)```/.exec(text)?.[1] ?? '';
     const known = { policies: ['round_robin'], connectors: ['nixl'] };
     const loaded = loadConfig({ flags: {}, env: {}, fileText: example, known, terminal: false });
     expect(loaded).toMatchObject({ kind: 'ok', warnings: [] });
-    expect(loaded.kind === 'ok' && loaded.config.instances.map(({ role }) => role)).toEqual(['prefill', 'prefill', 'decode', 'decode']);
+    expect(loaded.kind === 'ok' && loaded.config.instances.map(({ role }) => role)).toEqual([
+      'prefill',
+      'prefill',
+      'decode',
+      'decode',
+    ]);
   });
 
   test('the defaults that it shows are what an empty file means', () => {
     const known = { policies: ['round_robin'], connectors: ['nixl'] };
-    const lines = describeKeys().filter(({ path, fallback }) => !/\[\]|^pools\./.test(path) && !/[` ]|^none$/.test(fallback));
+    const lines = describeKeys().filter(
+      ({ path, fallback }) => !/\[\]|^pools\./.test(path) && !/[` ]|^none$/.test(fallback),
+    );
     const data: Record<string, Record<string, unknown>> = {};
     const top: string[] = [];
     for (const { path, fallback } of lines) {
@@ -76,7 +86,10 @@ describe('docs/configuration.md', () => {
       if (key === undefined) top.push(`${section}: ${fallback}`);
       else data[section] = { ...data[section], [key]: parse(fallback) };
     }
-    const written = [...top, ...Object.entries(data).map(([section, keys]) => `${section}: ${JSON.stringify(keys)}`)].join('\n');
+    const written = [
+      ...top,
+      ...Object.entries(data).map(([section, keys]) => `${section}: ${JSON.stringify(keys)}`),
+    ].join('\n');
     expect(loadConfig({ flags: {}, env: {}, fileText: written, known, terminal: false })).toEqual(
       loadConfig({ flags: {}, env: {}, known, terminal: false }),
     );

@@ -63,5 +63,6 @@ describe('hostPortUrl', () => {
 
 test('isLoopback knows the names of this machine', () => {
   for (const host of ['localhost', '127.0.0.1', '127.5.0.1', '::1']) expect(isLoopback(host)).toBe(true);
-  for (const host of ['0.0.0.0', '::', '10.0.0.1', '127.example.com', 'localhost.example.com']) expect(isLoopback(host)).toBe(false);
+  for (const host of ['0.0.0.0', '::', '10.0.0.1', '127.example.com', 'localhost.example.com'])
+    expect(isLoopback(host)).toBe(false);
 });

@@ -92,9 +92,12 @@ describe('defaults', () => {
     expect(good({ terminal: true, flags: { 'log-format': 'json' } }).log.format).toBe('json');
   });
 
-  test.each(['', '# only a comment\n', 'timeouts:\n  # connect: 3s\n', '---\n'])('an empty file changes nothing: %j', (fileText) => {
-    expect(good({ fileText })).toEqual(good());
-  });
+  test.each(['', '# only a comment\n', 'timeouts:\n  # connect: 3s\n', '---\n'])(
+    'an empty file changes nothing: %j',
+    (fileText) => {
+      expect(good({ fileText })).toEqual(good());
+    },
+  );
 });
 
 function engine(role: 'prefill' | 'decode') {
@@ -178,11 +181,17 @@ describe('the file', () => {
   test('a text that is no YAML, or no mapping, says where', () => {
     expect(problems({ fileText: 'a: [1, 2\n', fileName: 'x.yaml' })[0]).toMatch(/^x\.yaml:\d+:\d+: /);
     expect(problems({ fileText: 'facade: {}\nfacade: {}\n' })[0]).toMatch(/^baton\.yaml:2:1: /);
-    expect(problems({ fileText: '- a\n' })).toEqual(['baton.yaml:1:1: expected keys with values, like "policy: round_robin"']);
+    expect(problems({ fileText: '- a\n' })).toEqual([
+      'baton.yaml:1:1: expected keys with values, like "policy: round_robin"',
+    ]);
     expect(problems({ fileText: 'just text' })).toHaveLength(1);
     expect(problems({ fileText: 'queue: *nowhere\n' })).toHaveLength(1);
-    expect(problems({ fileText: 'instances: http://x:1\n' })).toEqual(['baton.yaml:1:1: instances: expected a list, got "http://x:1"']);
-    expect(problems({ fileText: 'instances: [http://x:1]\n' })[0]).toContain('instances[0]: expected a section with url, role');
+    expect(problems({ fileText: 'instances: http://x:1\n' })).toEqual([
+      'baton.yaml:1:1: instances: expected a list, got "http://x:1"',
+    ]);
+    expect(problems({ fileText: 'instances: [http://x:1]\n' })[0]).toContain(
+      'instances[0]: expected a section with url, role',
+    );
   });
 
   test('an empty list of instances means that they register themselves', () => {
@@ -194,7 +203,8 @@ describe('the file', () => {
   });
 
   test('keys and headers in it are not shown when they are wrong', () => {
-    const fileText = 'instances:\n  - {url: "http://x:1", role: both, api_key: "my secret", headers: {x-key: "se\\ncret"}}\n';
+    const fileText =
+      'instances:\n  - {url: "http://x:1", role: both, api_key: "my secret", headers: {x-key: "se\\ncret"}}\n';
     expect(problems({ fileText })).toHaveLength(2);
     expect(problems({ fileText }).join()).not.toMatch(/my secret|se\\?ncret/);
   });
@@ -229,23 +239,34 @@ describe('precedence', () => {
   });
 
   test('a mistyped variable is warned about', () => {
-    expect(warnings({ env: { BATON_RPC_PROT: '1' } })).toEqual(['BATON_RPC_PROT: ignored; did you mean BATON_RPC_PORT?']);
+    expect(warnings({ env: { BATON_RPC_PROT: '1' } })).toEqual([
+      'BATON_RPC_PROT: ignored; did you mean BATON_RPC_PORT?',
+    ]);
   });
 
   test('flags replace the engines of their role in the file', () => {
-    const instances = 'instances:\n  - {url: "http://f:1", role: prefill}\n  - {url: "http://f:2", role: decode}\n  - {url: "http://f:3", role: both}\n';
+    const instances =
+      'instances:\n  - {url: "http://f:1", role: prefill}\n  - {url: "http://f:2", role: decode}\n  - {url: "http://f:3", role: both}\n';
     const config = good({ fileText: instances, flags: { prefill: ['http://g:1'] } });
     expect(config.instances.map(({ id, role }) => `${id} ${role}`)).toEqual(['f:2 decode', 'f:3 both', 'g:1 prefill']);
-    const pooled = good({ fileText: 'pools: {prefill: {api_key: k}}\n', flags: { prefill: ['http://g:1'], decode: ['http://g:2'] } });
+    const pooled = good({
+      fileText: 'pools: {prefill: {api_key: k}}\n',
+      flags: { prefill: ['http://g:1'], decode: ['http://g:2'] },
+    });
     expect(pooled.instances.map(({ apiKey }) => apiKey)).toEqual(['k', undefined]);
   });
 
   test('the variables of the examples keep their names', () => {
     expect(good({ env: { OPENAI_API_KEY: ' sk-1 ' } }).openaiApiKey).toBe('sk-1');
     expect(good({ env: { OPENAI_API_KEY: '' } })).not.toHaveProperty('openaiApiKey');
-    expect(problems({ env: { OPENAI_API_KEY: 'a b' } })).toEqual(['OPENAI_API_KEY: expected a key without white space']);
+    expect(problems({ env: { OPENAI_API_KEY: 'a b' } })).toEqual([
+      'OPENAI_API_KEY: expected a key without white space',
+    ]);
     expect(good({ env: { CLIENT_BOUND: 'true' } }).identity).toEqual({ headers: ['session-id'], clientBound: true });
-    expect(good({ env: { CLIENT_BOUND: 'True', CLIENT_BOUND_KEY: 'X-Chat' } }).identity).toEqual({ headers: ['x-chat'], clientBound: true });
+    expect(good({ env: { CLIENT_BOUND: 'True', CLIENT_BOUND_KEY: 'X-Chat' } }).identity).toEqual({
+      headers: ['x-chat'],
+      clientBound: true,
+    });
     expect(good({ env: { CLIENT_BOUND: 'false', CLIENT_BOUND_KEY: 'x-chat' } }).identity).toEqual(good().identity);
     expect(problems({ env: { CLIENT_BOUND: 'true', CLIENT_BOUND_KEY: 'a b' } })[0]).toMatch(/^CLIENT_BOUND_KEY: /);
   });
@@ -253,20 +274,30 @@ describe('precedence', () => {
 
 describe('policies and connectors', () => {
   test('one policy is for both, unless one is named', () => {
-    expect(good({ flags: { policy: 'least-loaded' } }).policy).toEqual({ prefill: 'least_loaded', decode: 'least_loaded' });
-    expect(good({ flags: { policy: 'least_loaded', 'decode-policy': 'round_robin' } }).policy).toEqual({ prefill: 'least_loaded', decode: 'round_robin' });
+    expect(good({ flags: { policy: 'least-loaded' } }).policy).toEqual({
+      prefill: 'least_loaded',
+      decode: 'least_loaded',
+    });
+    expect(good({ flags: { policy: 'least_loaded', 'decode-policy': 'round_robin' } }).policy).toEqual({
+      prefill: 'least_loaded',
+      decode: 'round_robin',
+    });
     expect(good({ fileText: 'policy: least_loaded\n', flags: { 'prefill-policy': 'round_robin' } }).policy).toEqual({
       prefill: 'round_robin',
       decode: 'least_loaded',
     });
-    expect(good({ env: { BATON_DECODE_POLICY: 'least_loaded' }, flags: { policy: 'round_robin' } }).policy.decode).toBe('round_robin');
+    expect(good({ env: { BATON_DECODE_POLICY: 'least_loaded' }, flags: { policy: 'round_robin' } }).policy.decode).toBe(
+      'round_robin',
+    );
   });
 
   test('an unknown name lists the known ones', () => {
     expect(problems({ flags: { 'prefill-policy': 'leastloded' } })).toEqual([
       '--prefill-policy: expected one of round_robin, least_loaded, got "leastloded"; did you mean least_loaded?',
     ]);
-    expect(problems({ flags: { 'kv-connector': 'zmq' } })[0]).toBe('--kv-connector: expected one of nixl, nixl-push, lmcache, none, got "zmq"');
+    expect(problems({ flags: { 'kv-connector': 'zmq' } })[0]).toBe(
+      '--kv-connector: expected one of nixl, nixl-push, lmcache, none, got "zmq"',
+    );
     const fileText = 'instances:\n  - {url: "http://x:1", role: both, connector: zmq}\n';
     expect(problems({ fileText })[0]).toMatch(/^baton\.yaml:2:37: expected one of nixl/);
   });
@@ -289,14 +320,22 @@ describe('what belongs together', () => {
       '--rpc-host: other machines reach 0.0.0.0, and the rpc port has no authentication; use 127.0.0.1, or allow it with --insecure-rpc',
     ]);
     expect(problems({ flags: { 'admin-host': '::' } })[0]).toContain('--insecure-admin');
-    expect(problems({ flags: { 'rpc-host': '0.0.0.0', 'insecure-rpc': 'true', 'admin-host': '10.0.0.1', 'insecure-admin': 'true' } })).toEqual([]);
+    expect(
+      problems({
+        flags: { 'rpc-host': '0.0.0.0', 'insecure-rpc': 'true', 'admin-host': '10.0.0.1', 'insecure-admin': 'true' },
+      }),
+    ).toEqual([]);
     expect(problems({ flags: { 'rpc-host': '0.0.0.0', 'rpc-port': 'off' } })).toEqual([]);
     expect(problems({ flags: { 'rpc-host': '::1', 'admin-host': 'localhost' } })).toEqual([]);
   });
 
   test('two listeners cannot share a port', () => {
-    expect(problems({ flags: { port: '29000' } })).toEqual(['--port: port 29000 is both the facade and the admin port; give them different ports']);
-    expect(problems({ flags: { 'rpc-port': '7', 'admin-port': '7' } })[0]).toMatch(/^--admin-port: port 7 is both the rpc and the admin port/);
+    expect(problems({ flags: { port: '29000' } })).toEqual([
+      '--port: port 29000 is both the facade and the admin port; give them different ports',
+    ]);
+    expect(problems({ flags: { 'rpc-port': '7', 'admin-port': '7' } })[0]).toMatch(
+      /^--admin-port: port 7 is both the rpc and the admin port/,
+    );
     expect(problems({ flags: { 'rpc-port': '0', 'admin-port': '0', port: '0' } })).toEqual([]);
     expect(problems({ flags: { 'rpc-port': '7', 'admin-port': '7', 'admin-host': '127.0.0.2' } })).toEqual([]);
   });
@@ -305,19 +344,36 @@ describe('what belongs together', () => {
     for (const guard of ['history', 'off']) {
       expect(problems({ flags: { 'reuse-guard': guard } })[0]).toMatch(/^--reuse-guard: .*--unsafe-reuse/);
       expect(problems({ flags: { 'reuse-guard': guard, 'unsafe-reuse': 'true' } })).toEqual([]);
-      expect(warnings({ flags: { 'reuse-guard': guard, 'unsafe-reuse': 'true' } })[0]).toMatch(/^--reuse-guard: .*unsafe/);
+      expect(warnings({ flags: { 'reuse-guard': guard, 'unsafe-reuse': 'true' } })[0]).toMatch(
+        /^--reuse-guard: .*unsafe/,
+      );
     }
     expect(problems({ flags: { 'reuse-guard': 'exact' } })).toEqual([]);
     expect(problems({ flags: { 'reuse-guard': 'none' } })[0]).toContain('expected one of exact, history, off');
   });
 
   test('a role needs those that it calls', () => {
-    expect(problems({ flags: { roles: 'facade' } })).toEqual(['--router-url: is needed, because facade runs here and router does not (--roles)']);
-    expect(problems({ flags: { roles: 'router' } }).map((line) => line.split(':')[0])).toEqual(['--kvstore-url', '--registry-url']);
-    expect(good({ flags: { roles: 'facade', 'router-url': 'http://r:50051/' } })).toMatchObject({ roles: ['facade'], routerUrl: 'http://r:50051', instances: [] });
-    expect(problems({ flags: { 'router-url': 'http://r:1' } })[0]).toMatch(/^--router-url: is for a router in another process/);
-    expect(problems({ flags: { roles: 'facade', 'router-url': 'r:50051' } })[0]).toMatch(/^--router-url: "r:50051" has no scheme/);
-    expect(problems({ flags: { roles: 'kvstore', 'rpc-port': 'off' } })[0]).toMatch(/^--rpc-port: without the RPC port nothing reaches kvstore/);
+    expect(problems({ flags: { roles: 'facade' } })).toEqual([
+      '--router-url: is needed, because facade runs here and router does not (--roles)',
+    ]);
+    expect(problems({ flags: { roles: 'router' } }).map((line) => line.split(':')[0])).toEqual([
+      '--kvstore-url',
+      '--registry-url',
+    ]);
+    expect(good({ flags: { roles: 'facade', 'router-url': 'http://r:50051/' } })).toMatchObject({
+      roles: ['facade'],
+      routerUrl: 'http://r:50051',
+      instances: [],
+    });
+    expect(problems({ flags: { 'router-url': 'http://r:1' } })[0]).toMatch(
+      /^--router-url: is for a router in another process/,
+    );
+    expect(problems({ flags: { roles: 'facade', 'router-url': 'r:50051' } })[0]).toMatch(
+      /^--router-url: "r:50051" has no scheme/,
+    );
+    expect(problems({ flags: { roles: 'kvstore', 'rpc-port': 'off' } })[0]).toMatch(
+      /^--rpc-port: without the RPC port nothing reaches kvstore/,
+    );
     expect(problems({ flags: { roles: 'facade,routr' } })[0]).toContain('did you mean router?');
     expect(problems({ flags: { roles: ',' } })[0]).toMatch(/^--roles: expected at least one of/);
   });
@@ -328,7 +384,9 @@ describe('what belongs together', () => {
   });
 
   test('replace needs a key', () => {
-    expect(problems({ flags: { 'engine-auth': 'replace' } })).toEqual(['--engine-auth: "replace" needs a key: set OPENAI_API_KEY or an api_key']);
+    expect(problems({ flags: { 'engine-auth': 'replace' } })).toEqual([
+      '--engine-auth: "replace" needs a key: set OPENAI_API_KEY or an api_key',
+    ]);
     expect(problems({ flags: { 'engine-auth': 'replace' }, env: { OPENAI_API_KEY: 'k' } })).toEqual([]);
     expect(problems({ fileText: 'pools: {prefill: {api_key: k}}\n', flags: { 'engine-auth': 'replace' } })).toEqual([]);
   });
@@ -340,7 +398,13 @@ describe('what belongs together', () => {
       '--proxy-port: has no effect with the nixl connector',
     ]);
     const config = good({ flags: { ...flags, 'kv-connector': 'lmcache' } });
-    expect(config.lmcache).toMatchObject({ decoderInitPorts: [7300, 7301], decoderAllocPorts: [8400], proxyPort: 7500 });
-    expect(problems({ flags: { 'decoder-init-port': ['7300', 'x'] } })[0]).toMatch(/^--decoder-init-port: expected a port/);
+    expect(config.lmcache).toMatchObject({
+      decoderInitPorts: [7300, 7301],
+      decoderAllocPorts: [8400],
+      proxyPort: 7500,
+    });
+    expect(problems({ flags: { 'decoder-init-port': ['7300', 'x'] } })[0]).toMatch(
+      /^--decoder-init-port: expected a port/,
+    );
   });
 });

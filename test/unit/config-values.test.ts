@@ -33,9 +33,15 @@ describe('parseDuration', () => {
     expect(parseDuration(raw)).toEqual({ kind: 'ok', value });
   });
 
-  test.each(['', '3 seconds', '-1s', -1, 'off', '3sec', null, undefined, true, Number.NaN, [], '30s,'])('%j is refused', (raw) => {
-    expect(parseDuration(raw)).toMatchObject({ kind: 'bad', message: expect.stringContaining('expected a duration like "3s"') });
-  });
+  test.each(['', '3 seconds', '-1s', -1, 'off', '3sec', null, undefined, true, Number.NaN, [], '30s,'])(
+    '%j is refused',
+    (raw) => {
+      expect(parseDuration(raw)).toMatchObject({
+        kind: 'bad',
+        message: expect.stringContaining('expected a duration like "3s"'),
+      });
+    },
+  );
 
   test('a delay that a timer cannot hold is refused', () => {
     expect(parseDuration('25h')).toMatchObject({ kind: 'ok' });
@@ -92,27 +98,33 @@ describe('ports, hosts and counts', () => {
   test('a count stays in its range', () => {
     const parse = countParser(1, 10);
     expect(parse('10')).toEqual({ kind: 'ok', value: 10 });
-    for (const raw of [0, 11, 1.5, '1e1', '']) expect(parse(raw)).toMatchObject({ kind: 'bad', message: expect.stringContaining('from 1 to 10') });
+    for (const raw of [0, 11, 1.5, '1e1', ''])
+      expect(parse(raw)).toMatchObject({ kind: 'bad', message: expect.stringContaining('from 1 to 10') });
   });
 });
 
 describe('words', () => {
   test('booleans as YAML and variables write them', () => {
     for (const raw of [true, 'true', '1', 'YES', 'on']) expect(parseBoolean(raw)).toEqual({ kind: 'ok', value: true });
-    for (const raw of [false, 'false', '0', 'no', 'off']) expect(parseBoolean(raw)).toEqual({ kind: 'ok', value: false });
+    for (const raw of [false, 'false', '0', 'no', 'off'])
+      expect(parseBoolean(raw)).toEqual({ kind: 'ok', value: false });
     for (const raw of ['maybe', 1, null, '']) expect(parseBoolean(raw).kind).toBe('bad');
   });
 
   test('a wrong word gets the list and the nearest one', () => {
     const parse = choiceParser(['replace', 'forward']);
     expect(parse('Replace')).toEqual({ kind: 'ok', value: 'replace' });
-    expect(parse('foward')).toEqual({ kind: 'bad', message: 'expected one of replace, forward, got "foward"; did you mean forward?' });
+    expect(parse('foward')).toEqual({
+      kind: 'bad',
+      message: 'expected one of replace, forward, got "foward"; did you mean forward?',
+    });
     expect(parse('zzz')).toEqual({ kind: 'bad', message: 'expected one of replace, forward, got "zzz"' });
   });
 
   test('a list comes as YAML or as text with commas or spaces', () => {
     const parse = listParser(countParser(0, 9));
-    for (const raw of [[1, 2], '1,2', '1 2', ['1,2'], ['1', 2]]) expect(parse(raw)).toEqual({ kind: 'ok', value: [1, 2] });
+    for (const raw of [[1, 2], '1,2', '1 2', ['1,2'], ['1', 2]])
+      expect(parse(raw)).toEqual({ kind: 'ok', value: [1, 2] });
     expect(parse([1, 'x']).kind).toBe('bad');
   });
 
@@ -129,7 +141,15 @@ describe('headers and keys', () => {
   });
 
   test('what would break a request is refused', () => {
-    for (const raw of [{ Host: 'x' }, { 'content-length': '1' }, { 'a b': 'x' }, { x: 'a\r\nb: c' }, { x: null }, [], 'x']) {
+    for (const raw of [
+      { Host: 'x' },
+      { 'content-length': '1' },
+      { 'a b': 'x' },
+      { x: 'a\r\nb: c' },
+      { x: null },
+      [],
+      'x',
+    ]) {
       expect(parseHeaders(raw).kind).toBe('bad');
     }
   });

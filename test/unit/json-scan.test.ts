@@ -170,8 +170,19 @@ describe('scanObject', () => {
       offset: 6,
       message: "unexpected character 'R' at offset 6",
     });
+    expect(scanObject(utf8('{"a":1,"b\\x":2}'))).toMatchObject({ offset: 10 });
     expect(scanObject(utf8('{"a":'))).toMatchObject({ kind: 'invalid', offset: 5 });
     expect(scanObject(utf8('{"a":"\u0001"}'))).toMatchObject({ offset: 6, message: expect.stringContaining('0x01') });
+  });
+
+  test('refuses every control character in a string and takes every other character', () => {
+    for (let c = 0; c < 0x100; c++) {
+      const ch = String.fromCharCode(c);
+      const text = ch === '"' || ch === '\\' ? `\\${ch}` : ch;
+      expect(scanObject(utf8(`{"${text}":"${text}"}`)).kind, `0x${c.toString(16)}`).toBe(
+        c < 0x20 ? 'invalid' : 'object',
+      );
+    }
   });
 
   test.each([
