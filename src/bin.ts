@@ -27,6 +27,18 @@ async function start(config: Config, log: Logger): Promise<Running> {
   return startBaton(config, { log });
 }
 
+/** Reads to the first line end, so that a key can be typed. */
+async function readLine(): Promise<Uint8Array> {
+  const chunks: Uint8Array[] = [];
+  for await (const chunk of process.stdin) {
+    if (!(chunk instanceof Uint8Array)) continue;
+    const end = chunk.indexOf(0x0a);
+    chunks.push(end < 0 ? chunk : chunk.subarray(0, end + 1));
+    if (end >= 0) break;
+  }
+  return Buffer.concat(chunks);
+}
+
 // A signal during the start counts as well.
 const stopping = stopRequested();
 
@@ -39,6 +51,7 @@ process.exitCode = await runCli({
   version: readVersion(),
   nodeVersion: process.version,
   terminal: process.stderr.isTTY === true,
+  readLine,
   out: (text) => process.stdout.write(text),
   err: (text) => process.stderr.write(text),
   start,

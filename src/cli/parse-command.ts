@@ -10,6 +10,7 @@ export type ParsedCommand =
   | { readonly kind: 'serve'; readonly flags: RawFlags }
   | { readonly kind: 'sim'; readonly options: SimOptions }
   | { readonly kind: 'check-config'; readonly file: string }
+  | { readonly kind: 'hash-key' }
   /** Help or version, for standard output. */
   | { readonly kind: 'print'; readonly text: string }
   /** A mistake, as one sentence. */
@@ -72,6 +73,15 @@ export function parseCommand(argv: readonly string[], version: string): ParsedCo
     .argument('<file>', 'YAML file')
     .action((file: string) => {
       result = { kind: 'check-config', file };
+    });
+  program
+    .command('hash-key')
+    .summary("hash a client's key")
+    .description(
+      'Reads a key from standard input and prints what stands behind its tenant in the file of --api-keys-file.',
+    )
+    .action(() => {
+      result = { kind: 'hash-key' };
     });
   try {
     program.parse(tidy.args, { from: 'user' });

@@ -8,6 +8,7 @@ import { createLogger, errorFields, type Logger } from '../obs/log.ts';
 import { POLICIES } from '../policies/index.ts';
 import type { Running } from '../roles.ts';
 import type { SimOptions } from '../sim/options.ts';
+import { hashKeyLine } from './hash-key.ts';
 import { parseCommand } from './parse-command.ts';
 import { simHint } from './sim-hint.ts';
 
@@ -20,6 +21,8 @@ export interface CliHost {
   readonly nodeVersion: string;
   /** True when standard error is a terminal. */
   readonly terminal: boolean;
+  /** The first line of standard input with its line end, or all of it where there is none. */
+  readLine(): Promise<Uint8Array>;
   out(text: string): void;
   err(text: string): void;
   /** Starts baton; rejects when it cannot, with a message that names the flag. */
@@ -46,6 +49,8 @@ export async function runCli(host: CliHost): Promise<number> {
       return USAGE;
     case 'check-config':
       return checkConfig(host, command.file);
+    case 'hash-key':
+      return hashKey(host);
     case 'serve':
       return serve(host, command.flags);
     case 'sim':
@@ -65,6 +70,16 @@ function checkConfig(host: CliHost, file: string): number {
   for (const warning of loaded.warnings) host.err(`warning: ${formatProblem(warning)}\n`);
   const count = (role: string): number => loaded.config.instances.filter((instance) => instance.role === role).length;
   host.out(`${file}: ok (${count('prefill')} prefill, ${count('decode')} decode, ${count('both')} both)\n`);
+  return OK;
+}
+
+async function hashKey(host: CliHost): Promise<number> {
+  const hashed = hashKeyLine(await host.readLine());
+  if (hashed.kind === 'bad') {
+    host.err(`baton: ${hashed.message}\n`);
+    return USAGE;
+  }
+  host.out(`${hashed.text}\n`);
   return OK;
 }
 

@@ -68,6 +68,7 @@ export function buildConfig(input: BuildInput): Built {
       streamBufferBytes: file.facade.stream_buffer,
       metrics: file.facade.metrics,
     },
+    auth: file.auth.api_keys_file === undefined ? {} : { apiKeysFile: file.auth.api_keys_file },
     rpc: file.rpc,
     admin: file.admin,
     kvConnector,
@@ -112,6 +113,7 @@ export function buildConfig(input: BuildInput): Built {
   };
   checkRoles(config, input, sink);
   checkListeners(config, input, sink);
+  checkAuth(config, input, sink);
   checkReuse(config, input, sink);
   checkEngines(config, input, sink);
   return { config, ...sink };
@@ -301,6 +303,19 @@ function overlap(a: string, b: string): boolean {
     [a, b].some((host) => host === '0.0.0.0' || host === '::') ||
     (isLoopback(a) && isLoopback(b) && [a, b].includes('localhost'))
   );
+}
+
+function checkAuth(config: Config, input: BuildInput, sink: Sink): void {
+  if (config.auth.apiKeysFile === undefined) return;
+  const where = input.locate(['auth', 'api_keys_file']);
+  if (!config.roles.includes('facade')) {
+    sink.warnings.push({ where, message: 'has no effect, because the facade does not run here (--roles)' });
+  } else if (config.engineAuth === 'forward') {
+    sink.warnings.push({
+      where: input.locate(['engine_auth']),
+      message: '"forward" sends the keys with which clients come to baton on to the engines',
+    });
+  }
 }
 
 function checkReuse(config: Config, input: BuildInput, sink: Sink): void {

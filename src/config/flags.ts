@@ -76,6 +76,14 @@ export const FLAGS: readonly FlagSpec[] = [
     about: 'its port (8000); 0: any free port, off: none',
   },
   {
+    name: 'api-keys-file',
+    kind: 'value',
+    value: 'file',
+    paths: [['auth', 'api_keys_file']],
+    group: LISTEN,
+    about: 'keys of clients, a tenant and a hash a line (none)',
+  },
+  {
     name: 'rpc-host',
     kind: 'value',
     value: 'addr',

@@ -38,7 +38,7 @@ export function loadConfig(input: LoadInput): LoadResult {
   const parsed = fileSchema.safeParse(merged.data);
   if (!parsed.success) {
     const problems = parsed.error.issues.flatMap((issue) => describeIssue(issue, merged.locate, merged.data));
-    return { kind: 'error', problems: [...engines.problems, ...problems] };
+    return { kind: 'error', problems: inFileOrder([...engines.problems, ...problems]) };
   }
   const built = buildConfig({
     file: parsed.data,
@@ -50,8 +50,14 @@ export function loadConfig(input: LoadInput): LoadResult {
     locate: merged.locate,
   });
   const problems = [...engines.problems, ...built.problems];
-  if (problems.length > 0) return { kind: 'error', problems };
+  if (problems.length > 0) return { kind: 'error', problems: inFileOrder(problems) };
   return { kind: 'ok', config: built.config, warnings: [...env.warnings, ...engines.warnings, ...built.warnings] };
+}
+
+// Flags and variables first, then the file from top to bottom, as it is corrected.
+function inFileOrder(problems: readonly Problem[]): readonly Problem[] {
+  const lineOf = ({ where }: Problem): number => Number(/:(\d+):\d+$/.exec(where)?.[1] ?? 0);
+  return problems.toSorted((a, b) => lineOf(a) - lineOf(b));
 }
 
 // Only what decides which defaults hold; the schema judges the rest.

@@ -1,9 +1,28 @@
 import { readFileSync } from 'node:fs';
+import { type ApiKeysResult, parseApiKeys } from '../core/tenant.ts';
 import { envLayer } from './flags.ts';
 import { type LoadInput, type LoadResult, loadConfig } from './load-config.ts';
 
-/** Loads the settings, with the file that `--config` or BATON_CONFIG names, if there is one. */
+/**
+ * Loads the settings, with the file that `--config` or BATON_CONFIG names, if there is one. The file of clients' keys is
+ * checked with them; {@link loadApiKeys} reads it.
+ */
 export function loadConfigFile(input: Omit<LoadInput, 'fileText' | 'fileName'>): LoadResult {
+  const loaded = loadWithFile(input);
+  if (loaded.kind === 'error' || !loaded.config.roles.includes('facade')) return loaded;
+  const { apiKeysFile } = loaded.config.auth;
+  const keys = apiKeysFile === undefined ? undefined : loadApiKeys(apiKeysFile);
+  return keys?.kind === 'error' ? keys : loaded;
+}
+
+/** Reads the file of clients' keys; mistakes name the file and the line. */
+export function loadApiKeys(file: string): ApiKeysResult {
+  const text = readText(file);
+  if (text.kind === 'ok') return parseApiKeys(text.text, file);
+  return { kind: 'error', problems: [{ where: 'auth.api_keys_file (--api-keys-file)', message: text.message }] };
+}
+
+function loadWithFile(input: Omit<LoadInput, 'fileText' | 'fileName'>): LoadResult {
   const byFlag = input.flags['config'];
   const file = byFlag ?? envLayer(input.env).layer.values['config'];
   if (typeof file !== 'string') return loadConfig(input);

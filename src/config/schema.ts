@@ -76,6 +76,10 @@ export interface Config {
     readonly streamBufferBytes: number;
     readonly metrics: boolean;
   };
+  readonly auth: {
+    /** File with the hashes of clients' keys; absent: clients need none. */
+    readonly apiKeysFile?: string;
+  };
   readonly rpc: ListenConfig;
   readonly admin: ListenConfig;
   readonly kvConnector: string;
@@ -259,6 +263,13 @@ export const fileSchema = z.strictObject({
     ),
     metrics: field(parseBoolean, false, 'Also serves `/metrics` on the front door.'),
   }),
+  auth: section({
+    api_keys_file: optional(
+      parseText,
+      'none',
+      "File with the hashes of clients' keys; with it a client needs one of these keys.",
+    ),
+  }),
   rpc: section({ ...listen('127.0.0.1', 50051, 'the RPC port'), insecure: insecure('the RPC port') }),
   admin: section({ ...listen('127.0.0.1', 29000, 'the admin port'), insecure: insecure('the admin port') }),
   kv_connector: field(parseText, 'nixl', "KV connector of the engines, in baton's or in vLLM's spelling."),
@@ -268,7 +279,7 @@ export const fileSchema = z.strictObject({
   engine_auth: field(
     choiceParser(['auto', 'replace', 'forward', 'strip']),
     'auto',
-    "The client's `Authorization` toward engines; `auto` is `replace` when a key for the engine is set, else `forward`.",
+    "The client's `Authorization` toward engines; `auto` is `replace` when a key for the engine is set, else `forward`, or `strip` with `auth.api_keys_file`.",
   ),
   kv: section({
     remote_host: field(

@@ -1,6 +1,7 @@
 import type { KvTransferParams } from '../../gen/baton/v1/kv_transfer_pb.ts';
-import type { BodyFacts } from '../core/facts.ts';
+import type { Api, BodyFacts } from '../core/facts.ts';
 import type { Edits } from '../core/json-scan.ts';
+import type { RemoteHostRule } from '../core/remote-host.ts';
 
 /** What a connector may know about an instance that a leg goes to. */
 export interface LegTarget {
@@ -11,9 +12,19 @@ export interface LegTarget {
   readonly blockSize: number;
 }
 
+/** An earlier turn's handle on its way to P, and the prompt that was compared with it. */
+export interface WarmHandle {
+  readonly params: KvTransferParams;
+  /** Token ids of the whole prompt; empty where nothing was compared (the unsafe guard modes). */
+  readonly promptTokenIds: readonly number[];
+}
+
 /** Input for the body of a prefill leg. */
 export interface PrefillContext {
+  readonly api: Api;
   readonly facts: BodyFacts;
+  /** Set for a warm leg. */
+  readonly warm?: WarmHandle;
   readonly target: LegTarget;
   /** True when the body carries `max_completion_tokens`, which engines prefer to `max_tokens`. */
   readonly hasMaxCompletionTokens: boolean;
@@ -26,14 +37,21 @@ export interface PrefillReplyContext {
   readonly remoteHost: RemoteHostRule;
 }
 
-/** Whose address D is told for P's side channel (`kv.remote_host`). */
-export type RemoteHostRule = 'keep' | 'instance' | 'auto';
-
 /** A handle that passed every check, ready to be sent. */
 export interface CheckedHandle {
   /** JSON text of the `kv_transfer_params` member, P's own bytes wherever nothing had to change. */
-  readonly json: Uint8Array | string;
+  readonly json: Uint8Array;
   readonly params: KvTransferParams;
+}
+
+/** Input for the body of a decode leg. */
+export interface DecodeContext {
+  readonly api: Api;
+  readonly handle: CheckedHandle;
+  /** Token ids of the prompt where they are known: D must not render a longer prompt than P did. */
+  readonly promptTokenIds: readonly number[];
+  /** Ask for the token ids of prompt and reply, so that D's own handle can be stored with a proof. */
+  readonly captureTokens: boolean;
 }
 
 /** What P's reply offered. */
@@ -50,6 +68,8 @@ export interface Connector {
   readonly name: string;
   /** `prefill-then-decode`: D's leg needs P's reply; `aggregated`: there is one leg and nothing is handed over. */
   readonly order: 'prefill-then-decode' | 'aggregated';
+  /** Whether D's reply may carry a handle for the next turn's P. */
+  readonly returnsHandles: boolean;
   /** What ends P's hold when the client leaves between the legs; `lease`: nothing has to be sent. */
   readonly clientGoneBetweenLegs: 'lease';
   /** Edits that make the client's body a prefill leg. */
@@ -57,5 +77,5 @@ export interface Connector {
   /** Reads and checks the raw `kv_transfer_params` of P's reply (undefined: the reply has none). */
   readonly readPrefillReply: (raw: Uint8Array | undefined, context: PrefillReplyContext) => PrefillReading;
   /** Edits that make the client's body the decode leg for a handle. */
-  readonly decode: (handle: CheckedHandle) => Edits;
+  readonly decode: (context: DecodeContext) => Edits;
 }

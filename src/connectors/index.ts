@@ -5,5 +5,3 @@ import { nixl } from './nixl.ts';
 export const CONNECTORS = {
   nixl,
 } as const satisfies Record<string, Connector>;
-
-export type ConnectorName = keyof typeof CONNECTORS;

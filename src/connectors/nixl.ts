@@ -1,9 +1,17 @@
-import { CONSUMED_MEMBERS, REFUSED_MEMBERS } from '../core/facts.ts';
+import { type Api, CONSUMED_MEMBERS, REFUSED_MEMBERS } from '../core/facts.ts';
 import { checkHandle } from '../core/handle-check.ts';
+import { withPromptTokenIds } from '../core/handle-edit.ts';
 import type { Edits } from '../core/json-scan.ts';
-import { decodeKvTransferParams } from '../core/kv-transfer.ts';
+import { decodeKvTransferParams, encodeKvTransferParams } from '../core/kv-transfer.ts';
 import { replaceLoopbackHost } from '../core/remote-host.ts';
-import type { Connector, PrefillContext, PrefillReading, PrefillReplyContext } from './connector.ts';
+import type {
+  Connector,
+  DecodeContext,
+  PrefillContext,
+  PrefillReading,
+  PrefillReplyContext,
+  WarmHandle,
+} from './connector.ts';
 
 /**
  * vLLM's NixlConnector (pull): P computes and keeps its blocks for a lease, D reads them over the side channel.
@@ -17,15 +25,22 @@ const PREFILL_DROPS = ['stream_options', 'min_tokens', 'logprobs', 'top_logprobs
 export const nixl: Connector = {
   name: 'nixl',
   order: 'prefill-then-decode',
+  returnsHandles: true,
   clientGoneBetweenLegs: 'lease',
 
   prefill(context: PrefillContext): Edits {
-    const set = new Map<string, string>([
+    const { api, warm } = context;
+    const set = new Map<string, string | Uint8Array>([
       ['stream', 'false'],
       ['max_tokens', '1'],
-      ['kv_transfer_params', PREFILL_PARAMS],
+      ['kv_transfer_params', warm === undefined ? PREFILL_PARAMS : warmParams(api, warm)],
     ]);
     if (context.hasMaxCompletionTokens) set.set('max_completion_tokens', '1');
+    if (warm !== undefined && warm.promptTokenIds.length > 0) {
+      // P tells which prompt it used, so that a handle for other tokens is noticed before D is asked.
+      set.set('return_token_ids', 'true');
+      if (api === 'completions') set.set('prompt', idsJson(warm.promptTokenIds));
+    }
     return { set, drop: new Set([...CONSUMED_MEMBERS, ...PREFILL_DROPS, 'ec_transfer_params']) };
   },
 
@@ -45,8 +60,24 @@ export const nixl: Connector = {
     return { kind: 'handle', handle: { json, params } };
   },
 
-  decode(handle): Edits {
-    const set = new Map([['kv_transfer_params', handle.json]]);
+  decode({ api, handle, promptTokenIds, captureTokens }: DecodeContext): Edits {
+    const known = promptTokenIds.length > 0;
+    const json = known && api === 'chat.completions' ? withPromptTokenIds(handle.json, promptTokenIds) : handle.json;
+    const set = new Map<string, string | Uint8Array>([['kv_transfer_params', json]]);
+    if (known && api === 'completions') set.set('prompt', idsJson(promptTokenIds));
+    if (captureTokens) set.set('return_token_ids', 'true');
     return { set, drop: new Set([...CONSUMED_MEMBERS, ...REFUSED_MEMBERS.filter((key) => !set.has(key))]) };
   },
 };
+
+/** D's handle as it was stored; for chat with the ids that P is to use instead of rendering the messages. */
+function warmParams(api: Api, warm: WarmHandle): Uint8Array {
+  const handle = encodeKvTransferParams(warm.params);
+  return api === 'chat.completions' && warm.promptTokenIds.length > 0
+    ? withPromptTokenIds(handle, warm.promptTokenIds)
+    : handle;
+}
+
+function idsJson(ids: readonly number[]): string {
+  return `[${ids.join(',')}]`;
+}

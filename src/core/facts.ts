@@ -1,3 +1,4 @@
+import { hasAssistantMessage } from './history.ts';
 import { decodeString, findMember, type Member, type ObjectScan, scanArray } from './json-scan.ts';
 
 /** The two APIs that go through prefill and decode. */
@@ -9,7 +10,12 @@ export interface BodyFacts {
   readonly model: string;
   /** What the client asked for; the shape of the reply is decided by what the engine sends. */
   readonly stream: boolean;
+  /** What `readIdentity` found; empty when the client names no conversation. */
   readonly conversationId: string;
+  /** The request continues a conversation as far as its messages show: one of them is an assistant's. */
+  readonly continues: boolean;
+  /** The client wants the token ids of prompt and reply. */
+  readonly returnTokenIds: boolean;
   readonly cacheSalt: string;
   /** Why the request cannot be handed over; empty for requests that can. See {@link LOCAL_REASONS}. */
   readonly localReasons: readonly LocalReason[];
@@ -39,8 +45,8 @@ export const REFUSED_MEMBERS: readonly string[] = ['kv_transfer_params', 'ec_tra
 
 type Scan = Extract<ObjectScan, { readonly kind: 'object' }>;
 
-/** Reads the facts from a scanned body. */
-export function readFacts(api: Api, body: Uint8Array, scan: Scan): BodyFacts {
+/** Reads the facts from a scanned body; `conversationId` is the caller's, as a header may name it (default none). */
+export function readFacts(api: Api, body: Uint8Array, scan: Scan, conversationId = ''): BodyFacts {
   const reader = new Reader(body, scan);
   const localReasons: LocalReason[] = [];
   // Engines coerce ("2", 2.0 and true are ints to pydantic), so anything but a plain 1 is taken for several.
@@ -51,11 +57,13 @@ export function readFacts(api: Api, body: Uint8Array, scan: Scan): BodyFacts {
     if (reader.hasSeveralPrompts()) localReasons.push('multi_prompt');
     if (!reader.isAbsent('prompt_embeds')) localReasons.push('prompt_embeds');
   }
-  if (reader.isTruthy('echo') && reader.isTruthy('logprobs', 'zero-counts')) localReasons.push('echo_logprobs');
+  if (reader.isTruthy('echo') && reader.wantsLogprobs(api)) localReasons.push('echo_logprobs');
   return {
     model: reader.string('model'),
     stream: reader.isTruthy('stream'),
-    conversationId: reader.string('conversation_id'),
+    conversationId,
+    returnTokenIds: reader.isTruthy('return_token_ids'),
+    continues: api === 'chat.completions' && hasAssistantMessage(body, scan),
     cacheSalt: reader.string('cache_salt'),
     localReasons,
     refused: REFUSED_MEMBERS.filter((key) => !reader.isAbsent(key)),
@@ -87,7 +95,7 @@ class Reader {
   }
 
   /** Truth as pydantic's lax mode sees it: true, 1, "true", "on", "yes" … */
-  isTruthy(key: string, zero: 'zero-counts' | 'zero-is-false' = 'zero-is-false'): boolean {
+  isTruthy(key: string): boolean {
     const member = findMember(this.#scan, key);
     switch (member?.type) {
       case undefined:
@@ -95,12 +103,18 @@ class Reader {
       case 'false':
         return false;
       case 'number':
-        return zero === 'zero-counts' || Number(ascii(this.#body, member)) !== 0;
+        return Number(ascii(this.#body, member)) !== 0;
       case 'string':
         return !['', '0', 'false', 'f', 'no', 'n', 'off'].includes(decodeString(this.#body, member).toLowerCase());
       default:
         return true;
     }
+  }
+
+  /** For completions a count, of which 0 and what coerces to it still asks; for chat a flag with a count beside it. */
+  wantsLogprobs(api: Api): boolean {
+    if (api === 'completions') return !this.isAbsent('logprobs');
+    return this.isTruthy('logprobs') || !this.isAbsent('top_logprobs');
   }
 
   /** True for several prompts and for what the engine will refuse; one prompt in a list is still one prompt. */

@@ -323,7 +323,7 @@ function readUints(json: Uint8Array, list: Element): number[] | undefined {
     const c = json[i] ?? 0;
     if (c >= 0x30 && c <= 0x39) {
       n = (n < 0 ? 0 : n * 10) + c - 0x30;
-    } else if (c === 0x2c || (c === 0x5d && i === list.valueEnd - 1)) {
+    } else if (c === 0x2c || c === 0x5d) {
       if (n > UINT32_MAX) return undefined;
       if (n >= 0) ids.push(n);
       n = -1;

@@ -1,5 +1,3 @@
-import type { BatonError } from './errors.ts';
-
 /** The one error shape clients see, `{"error": {...}}`. */
 export interface OpenAiError {
   readonly message: string;
@@ -23,11 +21,6 @@ export function errorEvent(error: OpenAiError): string {
 /** Last event of every OpenAI stream. */
 export const DONE_EVENT = 'data: [DONE]\n\n';
 
-/** What a client is told of one of baton's own errors. */
-export function describeBatonError(error: BatonError): OpenAiError {
-  return { message: error.message, type: error.type, param: error.param, code: error.reason.toLowerCase() };
-}
-
 const MAX_MESSAGE = 2000;
 
 /**
@@ -35,25 +28,31 @@ const MAX_MESSAGE = 2000;
  * `body` is undefined or junk for engines that say nothing: then the text is baton's own.
  */
 export function readEngineError(status: number, body: string | undefined): OpenAiError {
-  const parsed = parseError(body);
-  const message = parsed?.message ?? `The engine answered with status ${status}.`;
+  return describeEngineError(status, parseError(body));
+}
+
+/** What an engine said of its error; null and absent are the same. */
+export interface EngineErrorParts {
+  readonly message: string;
+  readonly type?: string | null;
+  readonly param?: string | null;
+  readonly code?: string | number | null;
+}
+
+/** An engine's error as a client is told it: text masked and cut, what the engine left out filled in. */
+export function describeEngineError(status: number, said: EngineErrorParts | undefined): OpenAiError {
+  const message =
+    said === undefined || said.message === '' ? `The engine answered with status ${status}.` : said.message;
   return {
-    message: maskAddresses(message.slice(0, MAX_MESSAGE)),
-    type: parsed?.type ?? (status < 500 ? 'invalid_request_error' : 'upstream_error'),
-    param: parsed?.param ?? null,
-    code: parsed?.code ?? status,
+    message: maskMessage(message),
+    type: said?.type ?? (status < 500 ? 'invalid_request_error' : 'upstream_error'),
+    param: said?.param ?? null,
+    code: said?.code ?? status,
   };
 }
 
-interface ParsedError {
-  readonly message: string;
-  readonly type?: string;
-  readonly param?: string | null;
-  readonly code?: string | number;
-}
-
 /** vLLM writes {"error":{…}}, {"error":"Unauthorized"} and {"detail":"Not Found"}; older ones {"object":"error",…}. */
-function parseError(body: string | undefined): ParsedError | undefined {
+function parseError(body: string | undefined): EngineErrorParts | undefined {
   if (body === undefined || body.trim() === '') return undefined;
   let value: unknown;
   try {
@@ -82,16 +81,32 @@ function isRecord(value: unknown): value is Readonly<Record<string, unknown>> {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
 
+const GROUP = '[0-9a-f]{1,4}';
+const IPV4 = String.raw`\d{1,3}(?:\.\d{1,3}){3}`;
+/** Eight groups, or fewer around a `::`: a time, a ratio or a MAC address has neither. */
+const IPV6 = `(?:(?:${GROUP}:){6}(?:${GROUP}:${GROUP}|${IPV4})|(?:${GROUP}(?::${GROUP})*)?::(?:(?:${GROUP}:)*(?:${IPV4}|${GROUP}))?)`;
+const ZONE = String.raw`(?:%[\w-]+)?`;
+const PORT = String.raw`(?::\d{1,5})?`;
+
 const MASKS: readonly (readonly [RegExp, string])[] = [
-  [/\b[a-z][a-z0-9+.-]*:\/\/[^\s"'`<>)\]}]+/gi, '[url]'],
-  [/\b\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,5})?\b/g, '[address]'],
-  [/\[[0-9a-f:]*:[0-9a-f:.]*\](?::\d{1,5})?/gi, '[address]'],
+  [/\b[a-z][a-z0-9+.-]*:\/\/(?:\[[^\]\s]*\])?[^\s"'`<>)\]}]*/gi, '[url]'],
+  // [::2] may as well be a slice.
+  [new RegExp(String.raw`\[(?!::\d{0,3}\](?!:\d))${IPV6}${ZONE}\](?::\d{1,5})?`, 'gi'), '[address]'],
+  // A digit in it: scoped names of code (`std::`, `add::fee`) have none as a rule.
+  [
+    new RegExp(String.raw`(?<![\w:.[])(?!::\d{0,3}(?![\w:.]))(?=[0-9a-f:.]*\d)${IPV6}${ZONE}(?!\w|:[\w:])`, 'gi'),
+    '[address]',
+  ],
+  [new RegExp(String.raw`\b${IPV4}${PORT}\b`, 'g'), '[address]'],
   [/\b(?:localhost|(?:[a-z0-9_-]+\.)+[a-z][a-z0-9-]*):\d{2,5}\b/gi, '[address]'],
-  // A file path has at least two segments; API routes (/v1/…) and names like org/model stay readable.
-  [/(?<![\w.\]/-])\/(?!v\d+\/)[\w.@+-]+(?:\/[\w.@+-]+)+/g, '[path]'],
+  // One label, as in a cluster; a digit or hyphen in it and a long port tell it from `tokens:8192`.
+  [/(?<![\w./@-])(?=[a-z-]*[\d-])[a-z][a-z0-9-]*[a-z0-9]:\d{4,5}\b/gi, '[address]'],
+  // A file path has at least two segments; API routes (/v1/…), schema references (#/…) and org/model stay readable.
+  [/(?<![\w.\]#/-])\/(?!v\d+\/)[\w.@+-]+(?:\/[\w.@+-]+)+/g, '[path]'],
 ];
 
-/** Replaces URLs, host:port pairs and file paths, which would tell a client about the pool's inside. */
-export function maskAddresses(text: string): string {
-  return MASKS.reduce((masked, [pattern, by]) => masked.replace(pattern, by), text);
+/** An engine's message without what would tell a client about the pool's inside: URLs, host:port pairs, file paths. */
+export function maskMessage(text: string): string {
+  // Cut first: some of the patterns look at a text without spaces once for each of its characters.
+  return MASKS.reduce((masked, [pattern, by]) => masked.replace(pattern, by), text.slice(0, MAX_MESSAGE));
 }

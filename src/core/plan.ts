@@ -68,7 +68,7 @@ export function decide(facts: PlanFacts, view: PlanView, rules: PlanRules): Deci
       if (reason !== undefined) verdicts.push({ instanceId: instance.id, role, reason });
       return reason === undefined;
     });
-  const disaggregated = instances.some(({ role }) => role === Role.PREFILL || role === Role.DECODE);
+  const disaggregated = isDisaggregated(instances);
   const decodeRole = disaggregated ? Role.DECODE : Role.BOTH;
   const decode = rank(usable(decodeRole), rules.decodePolicy, rules.turns.decode, view);
   if (decode.length === 0) return { kind: 'no-route', verdicts };
@@ -82,7 +82,12 @@ export function decide(facts: PlanFacts, view: PlanView, rules: PlanRules): Deci
 /** Whether a request could be routed at all: what readiness reports. */
 export function isRoutable(instances: readonly Instance[]): boolean {
   const ready = (role: Role) => instances.some((i) => i.role === role && i.state === InstanceState.READY);
-  return ready(Role.BOTH) || (ready(Role.PREFILL) && ready(Role.DECODE));
+  return isDisaggregated(instances) ? ready(Role.PREFILL) && ready(Role.DECODE) : ready(Role.BOTH);
+}
+
+/** Aggregated instances take requests only where there are no others. */
+function isDisaggregated(instances: readonly Instance[]): boolean {
+  return instances.some(({ role }) => role === Role.PREFILL || role === Role.DECODE);
 }
 
 function chooseMode(facts: PlanFacts, rules: PlanRules, disaggregated: boolean): { mode: PlanMode; reason: string } {

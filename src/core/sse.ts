@@ -112,7 +112,7 @@ export function dataLines(event: Uint8Array): readonly DataLine[] {
       (at + 4 === end || event[at + 4] === 0x3a)
     ) {
       let start = at + 4 === end ? end : at + 5;
-      if (start < end && event[start] === 0x20) start++;
+      if (event[start] === 0x20) start++;
       lines.push({ start, end });
     }
     at = end + 1;

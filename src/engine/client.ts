@@ -16,6 +16,8 @@ export interface LegRequest {
   readonly body: Uint8Array | null;
   /** True: a connection of its own, closed afterwards; for repeats after a reset of a reused connection. */
   readonly fresh?: boolean;
+  /** Asked when the connection is there: true ends the leg before its first byte, as not sent. */
+  readonly isTooLate?: () => boolean;
 }
 
 /** Why a leg ended without a whole reply. */
@@ -70,7 +72,7 @@ export class EngineClient implements AsyncDisposable {
   /** Starts a leg. */
   send(request: LegRequest, handler: LegHandler): LegControl {
     const { origin, pathname } = new URL(request.url);
-    const leg = new Leg(handler);
+    const leg = new Leg(handler, request.isTooLate);
     const dispatcher = request.fresh === true ? this.#freshClient(origin, leg) : this.#pool(origin);
     dispatcher.dispatch(
       {
@@ -160,21 +162,29 @@ class Leg implements Dispatcher.DispatchHandler, LegControl {
   reused = false;
   onSettled: (() => void) | undefined;
   readonly #handler: LegHandler;
+  readonly #isTooLate: (() => boolean) | undefined;
   #controller: Dispatcher.DispatchController | undefined;
   #aborted: Error | undefined;
+  #tooLate = false;
   #replied = false;
   #settled = false;
   #paused = false;
   #decoder: Transform | undefined;
 
-  constructor(handler: LegHandler) {
+  constructor(handler: LegHandler, isTooLate: (() => boolean) | undefined) {
     this.#handler = handler;
+    this.#isTooLate = isTooLate;
   }
 
   onRequestStart(controller: Dispatcher.DispatchController): void {
     this.#controller = controller;
     if (this.#aborted !== undefined) {
       controller.abort(this.#aborted);
+      return;
+    }
+    if (this.#isTooLate?.() === true) {
+      this.#tooLate = true;
+      controller.abort(new Error('the connection took too long'));
       return;
     }
     starting.leg = this;
@@ -210,9 +220,8 @@ class Leg implements Dispatcher.DispatchHandler, LegControl {
   }
 
   onResponseError(_controller: Dispatcher.DispatchController | undefined, error: Error): void {
-    const kind =
-      this.#aborted !== undefined ? 'aborted' : this.#controller === undefined && !this.#replied ? 'not_sent' : 'reset';
-    this.#fail(kind, error);
+    const isUnsent = this.#tooLate || (this.#controller === undefined && !this.#replied);
+    this.#fail(this.#aborted !== undefined ? 'aborted' : isUnsent ? 'not_sent' : 'reset', error);
   }
 
   pause(): void {

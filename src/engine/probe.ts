@@ -1,3 +1,4 @@
+import { createHash } from 'node:crypto';
 import { Pool } from 'undici';
 import { detectEngineKind, type EngineKind, type EngineMetrics, parseEngineMetrics } from './metrics-text.ts';
 import { type EngineModelCard, parseModelCards } from './model-cards.ts';
@@ -33,10 +34,12 @@ export interface ProbeResult {
   readonly metrics?: EngineMetrics;
   /** Kind of engine, read off the metrics' names. */
   readonly kind?: EngineKind;
+  /** See {@link TEMPLATE_PROBES}. */
+  readonly templateFingerprint?: string;
 }
 
 /** Optional routes of a probe beside GET /health. */
-export type ProbePart = 'models' | 'version' | 'metrics';
+export type ProbePart = 'models' | 'version' | 'metrics' | 'template';
 
 /** One probe of one instance; rejects only if `signal` aborts. */
 export type Probe = (
@@ -50,7 +53,7 @@ const MAX_BODY_BYTES = 8 * 1024 * 1024;
 const MAX_VERSION_LENGTH = 128;
 
 /**
- * Asks GET /health and then, if that is good, the wanted parts of /v1/models, /version and /metrics at once.
+ * Asks GET /health and then, if that is good, the wanted parts of /v1/models, /version, /metrics and /tokenize at once.
  * Each request has `timeoutMs` (0 = no limit). All connections are opened for this probe and closed with it: a full
  * request pool cannot starve it, and a refused connection is seen as such and not as the reset of a kept one.
  */
@@ -65,15 +68,16 @@ export const probeInstance: Probe = async (target, parts, timeoutMs, signal) => 
     maxResponseSize: MAX_BODY_BYTES,
   });
   try {
-    const get = (path: string) => readPath(pool, base, path, target, timeoutMs, signal);
+    const get: Get = (path, body) => readPath(pool, base, path, body, target, timeoutMs, signal);
     const health = await readHealth(get);
     if (health.kind !== 'ok') return { health };
     const details = await Promise.all([
       parts.has('models') ? readModels(get) : {},
       parts.has('version') ? readVersion(get) : {},
       parts.has('metrics') ? readMetrics(get) : {},
+      parts.has('template') ? readTemplate(get) : {},
     ]);
-    return { health, ...details[0], ...details[1], ...details[2] };
+    return { health, ...details[0], ...details[1], ...details[2], ...details[3] };
   } finally {
     await pool.destroy();
   }
@@ -86,7 +90,8 @@ interface Failure {
 
 type Reply = { readonly kind: 'reply'; readonly status: number; readonly text: string } | Failure;
 
-type Get = (path: string) => Promise<Reply>;
+/** GET, or POST with a body. */
+type Get = (path: string, body?: string) => Promise<Reply>;
 
 async function readHealth(get: Get): Promise<ProbeHealth> {
   const reply = await get('/health');
@@ -120,6 +125,44 @@ async function readMetrics(get: Get): Promise<Pick<ProbeResult, 'metrics' | 'kin
   return { metrics: parseEngineMetrics(reply.text, kind), ...(kind === undefined ? {} : { kind }) };
 }
 
+/**
+ * What engines tokenise so that their tokenizers and chat templates can be told apart: equal ids here are a strong sign,
+ * not a proof, that prompts are rendered alike. Models without a chat template are asked for the text.
+ */
+const TEMPLATE_PROBES = [
+  JSON.stringify({
+    messages: [
+      { role: 'system', content: 'Be brief.' },
+      { role: 'user', content: 'Grüße, 3.14 \u{1F600}\n\tx == y' },
+      { role: 'assistant', content: 'Yes.' },
+      { role: 'user', content: 'Why?' },
+    ],
+  }),
+  JSON.stringify({ prompt: 'Grüße, 3.14 \u{1F600}\n\tx == y' }),
+] as const;
+
+/** Hash of the token ids, with the kind of probe that gave them; absent where the engine has no such route. */
+async function readTemplate(get: Get): Promise<Pick<ProbeResult, 'templateFingerprint'>> {
+  for (const [kind, body] of TEMPLATE_PROBES.entries()) {
+    const reply = await get('/tokenize', body);
+    if (reply.kind !== 'reply') return {};
+    const ids = reply.status === 200 ? tokensOf(reply.text) : undefined;
+    if (ids === undefined) continue;
+    return { templateFingerprint: `${kind}:${createHash('sha256').update(ids).digest('hex').slice(0, 32)}` };
+  }
+  return {};
+}
+
+function tokensOf(text: string): string | undefined {
+  try {
+    const body: unknown = JSON.parse(text);
+    if (typeof body !== 'object' || body === null || !('tokens' in body) || !Array.isArray(body.tokens)) return undefined;
+    return body.tokens.length === 0 ? undefined : JSON.stringify(body.tokens);
+  } catch {
+    return undefined;
+  }
+}
+
 function versionOf(text: string): string | undefined {
   try {
     const body: unknown = JSON.parse(text);
@@ -135,15 +178,17 @@ async function readPath(
   pool: Pool,
   base: URL,
   path: string,
+  body: string | undefined,
   target: ProbeTarget,
   timeoutMs: number,
   signal: AbortSignal,
 ): Promise<Reply> {
   try {
     const response = await pool.request({
-      method: 'GET',
+      method: body === undefined ? 'GET' : 'POST',
       path: `${base.pathname.replace(/\/+$/, '')}${path}`,
-      headers: probeHeaders(target),
+      headers: { ...probeHeaders(target), ...(body === undefined ? {} : { 'content-type': 'application/json' }) },
+      ...(body === undefined ? {} : { body }),
       signal: timeoutMs > 0 ? AbortSignal.any([signal, AbortSignal.timeout(timeoutMs)]) : signal,
     });
     return { kind: 'reply', status: response.statusCode, text: await response.body.text() };

@@ -1,5 +1,6 @@
 import Fastify, { type FastifyInstance } from 'fastify';
 import type { Metrics } from '../obs/metrics.ts';
+import { closeUnusedConnections } from './unused-connections.ts';
 
 /** Adds `GET /metrics` in the Prometheus text format. */
 export function addMetricsRoute(app: FastifyInstance, metrics: Metrics): void {
@@ -9,6 +10,7 @@ export function addMetricsRoute(app: FastifyInstance, metrics: Metrics): void {
 /** Builds the operators' listener; it does not listen yet. */
 export function buildAdmin(metrics: Metrics): FastifyInstance {
   const app = Fastify({ logger: false, forceCloseConnections: 'idle' });
+  closeUnusedConnections(app);
   addMetricsRoute(app, metrics);
   app.get('/liveness', () => ({ status: 'ok' }));
   return app;

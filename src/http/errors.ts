@@ -6,12 +6,15 @@ import { type Refusal, refusalOf } from '../services/leg.ts';
 /** Headers and body of an error reply in the OpenAI envelope. */
 export function renderRefusal(refusal: Refusal): { headers: Record<string, string>; body: string } {
   const { retryAfterSeconds, error } = refusal;
+  const needsKey = error.code === 'credential_required';
   return {
     headers: {
       'content-type': 'application/json',
+      ...(needsKey ? { 'www-authenticate': 'Bearer' } : {}),
       ...(retryAfterSeconds === undefined ? {} : { 'retry-after': String(Math.ceil(retryAfterSeconds)) }),
     },
-    body: errorEnvelope(error),
+    // The word that OpenAI's clients know.
+    body: errorEnvelope(needsKey ? { ...error, code: 'invalid_api_key' } : error),
   };
 }
 

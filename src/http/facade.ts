@@ -1,3 +1,4 @@
+import type { Socket } from 'node:net';
 import Fastify, { type FastifyError, type FastifyInstance } from 'fastify';
 import type { Instance } from '../../gen/baton/v1/instance_pb.ts';
 import { InstanceState } from '../../gen/baton/v1/instance_pb.ts';
@@ -6,14 +7,35 @@ import { isRoutable } from '../core/plan.ts';
 import { acceptedRequestId } from '../core/request-headers.ts';
 import { errorFields } from '../obs/log.ts';
 import type { InstanceView } from '../services/instance-view.ts';
+import type { Authenticate } from './authenticate.ts';
+import { BrokenRequests } from './broken-request.ts';
 import { toRequestError } from './errors.ts';
 import { GENERATE_ROUTES, type GenerateDeps, refuseEarly, serveGenerate } from './generate.ts';
 import { addMetricsRoute } from './admin.ts';
+import { closeUnusedConnections } from './unused-connections.ts';
+
+declare module 'fastify' {
+  interface FastifyRequest {
+    /** Whom the request belongs to; empty on routes that ask nobody. */
+    tenant: string;
+  }
+}
+
+/** What `/health` tells of the store. */
+export interface StoreHealth {
+  /** Live handles. */
+  readonly conversations: number;
+  /** Handles that expired since the last look. */
+  readonly expired: number;
+}
 
 /** What the facade is built from. */
 export interface FacadeDeps extends GenerateDeps {
+  readonly authenticate: Authenticate;
   readonly view: InstanceView;
   readonly version: string;
+  /** Undefined where the store runs elsewhere. */
+  readonly storeHealth: (() => Promise<StoreHealth>) | undefined;
   readonly bodyLimitBytes: number;
   /** Serve `/metrics` here too (`--metrics-on-facade`). */
   readonly exposeMetrics: boolean;
@@ -26,6 +48,7 @@ const KEEP_ALIVE_MS = 75_000;
 
 /** Builds the OpenAI-compatible front door; it does not listen yet. */
 export function buildFacade(deps: FacadeDeps): FastifyInstance {
+  const broken = new BrokenRequests();
   const app = Fastify({
     bodyLimit: deps.bodyLimitBytes,
     logger: false,
@@ -35,25 +58,23 @@ export function buildFacade(deps: FacadeDeps): FastifyInstance {
     forceCloseConnections: 'idle',
     return503OnClosing: false,
     routerOptions: { ignoreTrailingSlash: true, maxParamLength: 1024 },
-    clientErrorHandler(error, socket) {
-      // The head was no HTTP: nothing is known of the request but that it is bad.
-      const { code } = error as NodeJS.ErrnoException;
-      if (code === 'ECONNRESET' || !socket.writable) {
-        socket.destroy();
-        return;
-      }
-      const status = code === 'HPE_HEADER_OVERFLOW' ? '431 Request Header Fields Too Large' : '400 Bad Request';
-      socket.end(`HTTP/1.1 ${status}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n`);
-    },
+    clientErrorHandler: (error, socket) => broken.answer(error, socket as Socket),
+    // A path that cannot be decoded; Fastify's own answer would repeat it.
+    frameworkErrors: (_error, _request, reply) => refuseEarly(NO_SUCH_PATH, reply),
   });
+  broken.watch(app.server);
   app.server.headersTimeout = HEADERS_TIMEOUT_MS;
+  closeUnusedConnections(app);
   app.removeAllContentTypeParsers();
   app.addContentTypeParser('*', { parseAs: 'buffer' }, (_request, body, done) => done(null, body));
   app.addHook('onRequest', async (request, reply) => {
+    // Bodies are bytes whatever their type says; Fastify would refuse a type that it cannot read.
+    delete request.raw.headers['content-type'];
     if (request.headers.origin !== undefined) reply.header('access-control-allow-origin', '*');
     const id = acceptedRequestId(request.headers['x-request-id']);
     if (id !== undefined) reply.header('x-request-id', id);
   });
+  addAuthentication(app, deps);
   for (const [path, api] of Object.entries(GENERATE_ROUTES)) {
     app.post(path, (request, reply) => serveGenerate(deps, api, request, reply));
   }
@@ -77,10 +98,36 @@ export function buildFacade(deps: FacadeDeps): FastifyInstance {
         reply,
       );
     }
-    return refuseEarly(new BatonError({ reason: 'ROUTE_NOT_FOUND', message: 'No such path.' }), reply);
+    return refuseEarly(NO_SUCH_PATH, reply);
   });
   return app;
 }
+
+/** Routes without a key: what load balancers, probes and scrapers read. Every other one asks for it, as vLLM's do. */
+const OPEN_ROUTES: ReadonlySet<string | undefined> = new Set([
+  '/health',
+  '/liveness',
+  '/readiness',
+  '/version',
+  '/metrics',
+]);
+
+/** Refuses requests before their body is read. A preflight cannot carry a credential, and 404 and 405 tell nothing. */
+function addAuthentication(app: FastifyInstance, { authenticate, metrics }: FacadeDeps): void {
+  app.decorateRequest('tenant', '');
+  app.addHook('onRequest', async (request, reply) => {
+    if (request.is404 || request.method === 'OPTIONS' || OPEN_ROUTES.has(request.routeOptions.url)) return;
+    const result = authenticate(request.headers);
+    if (result.kind === 'ok') {
+      request.tenant = result.tenant;
+      return;
+    }
+    metrics.failed(result.error.reason);
+    return refuseEarly(result.error, reply);
+  });
+}
+
+const NO_SUCH_PATH = new BatonError({ reason: 'ROUTE_NOT_FOUND', message: 'No such path.' });
 
 /** Methods of the known paths, for 405. */
 const METHODS: Readonly<Record<string, string>> = {
@@ -108,11 +155,9 @@ function addInfoRoutes(app: FastifyInstance, deps: FacadeDeps): void {
   app.get('/v1/models', (_request, reply) =>
     reply.type('application/json').send(`{"object":"list","data":[${modelCards(view.snapshot()).join(',')}]}`),
   );
-  app.get('/health', () => ({
+  app.get('/health', async () => ({
     status: 'ok',
-    // The example proxy's fields; decode-to-prefill reuse fills them.
-    cached_conversations: 0,
-    evicted_stale: 0,
+    ...(await readStoreHealth(deps)),
     ready: isRoutable(view.snapshot()),
     instances: countStates(view.snapshot()),
   }));
@@ -122,6 +167,12 @@ function addInfoRoutes(app: FastifyInstance, deps: FacadeDeps): void {
     return reply.code(ready ? 200 : 503).send({ status: ready ? 'ok' : 'no routable engines' });
   });
   app.get('/version', () => ({ version: deps.version }));
+}
+
+/** The example proxy's two fields; a facade without the store beside it does not know them. */
+async function readStoreHealth({ storeHealth }: FacadeDeps) {
+  const { conversations, expired } = (await storeHealth?.()) ?? { conversations: 0, expired: 0 };
+  return { cached_conversations: conversations, evicted_stale: expired };
 }
 
 /** The union of the pools' model cards as the engines wrote them, each id once. */

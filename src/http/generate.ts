@@ -1,15 +1,20 @@
 import { isUtf8 } from 'node:buffer';
-import { randomUUID } from 'node:crypto';
+import { createHash, randomUUID } from 'node:crypto';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { LegEnding, Leg } from '../../gen/baton/v1/router_pb.ts';
 import { BatonError, isErrorReason } from '../core/errors.ts';
 import { type Api, type BodyFacts, readFacts } from '../core/facts.ts';
+import { readIdentity } from '../core/identity.ts';
+import { hashHistory } from '../core/history.ts';
 import { type ObjectScan, scanObject } from '../core/json-scan.ts';
+import { unprovenMembers } from '../core/prompt-members.ts';
 import { acceptedRequestId, forwardedHeaders } from '../core/request-headers.ts';
 import { buildAccessRecord } from '../obs/access-log.ts';
 import { errorFields, type Logger } from '../obs/log.ts';
+import type { LogLimit } from '../obs/log-limit.ts';
 import type { Metrics } from '../obs/metrics.ts';
 import { type GenerateRequest, type HandOverDeps, type HandOverReport, handOver } from '../services/hand-over.ts';
+import { toMs } from '../services/durations.ts';
 import { refusalOf } from '../services/leg.ts';
 import { modeName } from '../services/router.ts';
 import { renderRefusal, toRefusal } from './errors.ts';
@@ -22,7 +27,10 @@ export interface GenerateDeps {
   readonly log: Logger;
   readonly clientKvTransferParams: 'refuse' | 'drop';
   readonly identityHeaders: readonly string[];
+  /** Limits the warning about turns that name no conversation; undefined where they are linked without a name. */
+  readonly unnamedTurns: LogLimit | undefined;
   readonly clientStallMs: number;
+  readonly reuseGuard: 'exact' | 'history' | 'off';
   /** Extra headers on every reply, e.g. `x-baton-sim`. */
   readonly replyHeaders: Readonly<Record<string, string>>;
 }
@@ -59,6 +67,7 @@ export async function serveGenerate(
   try {
     const parsed = readBody(deps, api, request);
     facts = parsed.facts;
+    if (facts.continues && facts.conversationId === '') warnUnnamed(deps);
     report = await handOver(deps.handOver, toGenerateRequest(deps, api, request, requestId, parsed), sink);
     refusal = report.refusal;
   } catch (error) {
@@ -99,7 +108,11 @@ function readBody(deps: GenerateDeps, api: Api, request: FastifyRequest): Parsed
   if (scan.kind === 'not-object') {
     throw new BatonError({ reason: 'BODY_NOT_OBJECT', message: `The body must be a JSON object, not ${scan.type}.` });
   }
-  const facts = readFacts(api, body, scan);
+  const identity = readIdentity(deps.identityHeaders, request.headers, body, scan);
+  if (identity.kind === 'invalid') {
+    throw new BatonError({ reason: 'INVALID_ARGUMENT', message: identity.message, param: 'conversation_id' });
+  }
+  const facts = readFacts(api, body, scan, identity.kind === 'named' ? identity.conversationId : '');
   const [refused] = facts.refused;
   if (refused !== undefined && deps.clientKvTransferParams === 'refuse') {
     throw new BatonError({
@@ -116,32 +129,60 @@ function toGenerateRequest(
   api: Api,
   request: FastifyRequest,
   requestId: string,
-  { body, scan, facts }: ParsedBody,
+  { body, scan, facts: named }: ParsedBody,
 ): GenerateRequest {
+  const { facts, lookupConversationIds } = link(deps.reuseGuard, api, { body, scan, facts: named });
   return {
     requestId,
     api,
-    path: request.raw.url ?? '',
+    path: enginePath(request),
     body,
     scan,
-    facts: { ...facts, conversationId: headerConversation(deps, request) ?? facts.conversationId },
-    tenant: 'anonymous',
+    facts,
+    lookupConversationIds,
+    unprovenMembers: facts.conversationId === '' ? [] : unprovenMembers(api, body, scan),
+    tenant: request.tenant,
     headers: forwardedHeaders(request.headers),
     authorization: request.headers.authorization,
     debug: request.headers['x-baton-debug'] === '1',
   };
 }
 
-function headerConversation(deps: GenerateDeps, request: FastifyRequest): string | undefined {
-  for (const name of deps.identityHeaders) {
-    const value = request.headers[name];
-    if (typeof value === 'string' && value !== '') return value.slice(0, MAX_CONVERSATION_ID);
-  }
-  return undefined;
+/**
+ * Under the unsafe `history` guard a turn is found only by the history it continues: it is stored under its conversation
+ * and the hash of its messages, and looked for under those before the last assistant message.
+ */
+function link(
+  guard: GenerateDeps['reuseGuard'],
+  api: Api,
+  { body, scan, facts }: ParsedBody,
+): { readonly facts: BodyFacts; readonly lookupConversationIds: readonly string[] } {
+  if (guard !== 'history' || facts.conversationId === '') return { facts, lookupConversationIds: [] };
+  const hashes = hashHistory(api, body, scan, () => createHash('sha256'));
+  if (hashes === undefined) return { facts: { ...facts, conversationId: '' }, lookupConversationIds: [] };
+  const name = (hash: string) => createHash('sha256').update(`${facts.conversationId}\n${hash}`).digest('hex');
+  const { beforeAssistant } = hashes;
+  // A turn without an earlier one has nothing to look for: an id that no turn is stored under.
+  const lookup = beforeAssistant === undefined ? `${name(hashes.all)}-first` : name(beforeAssistant);
+  return { facts: { ...facts, conversationId: name(hashes.all) }, lookupConversationIds: [lookup] };
 }
 
-/** Limit of the Router contract, bytes. */
-const MAX_CONVERSATION_ID = 512;
+/** The route as engines spell it: a trailing slash is a redirect to them. The client's query string is kept. */
+function enginePath({ routeOptions, raw }: FastifyRequest): string {
+  const url = raw.url ?? '';
+  const query = url.indexOf('?');
+  return `${routeOptions.url ?? ''}${query < 0 ? '' : url.slice(query)}`;
+}
+
+function warnUnnamed({ unnamedTurns, identityHeaders, log }: GenerateDeps): void {
+  const heldBack = unnamedTurns?.pass();
+  if (heldBack === undefined) return;
+  log.warn(
+    { headers: identityHeaders, field: 'conversation_id', held_back: heldBack },
+    'a request continues a conversation that it does not name, so its KV cannot be reused: send one of these headers or ' +
+      "this body field (vLLM's multi-turn benchmark: --send-conversation-id)",
+  );
+}
 
 interface Finished {
   readonly api: Api;
@@ -178,6 +219,7 @@ function record(deps: GenerateDeps, finished: Finished): void {
   for (const leg of report?.legs ?? []) {
     metrics.legEnded(leg.leg === Leg.PREFILL ? 'prefill' : 'decode', ENDING_NAMES[leg.ending] ?? 'unknown');
   }
+  recordReuse(metrics, report);
   if (gone) metrics.clientAborted(phaseOf(sink));
   else if (typeof refusal?.error.code === 'string' && isErrorReason(refusal.error.code.toUpperCase())) {
     metrics.failed(refusal.error.code);
@@ -196,10 +238,29 @@ function record(deps: GenerateDeps, finished: Finished): void {
     ttftMs,
     durationMs,
     ...tokens,
+    reuse: report?.outcome,
+    matchedTokens: report?.plan?.prefillHandle?.matchedTokens,
+    blocks: report?.plan?.prefillHandle?.params?.remoteBlockIds?.groups[0]?.ids.length,
+    entryAgeMs: report?.plan?.prefillHandle?.age === undefined ? undefined : toMs(report.plan.prefillHandle.age),
+    conversation: facts === undefined || facts.conversationId === '' ? undefined : shortHash(facts.conversationId),
     retries: report?.retries.length ?? 0,
     ending: gone ? `client_${phaseOf(sink)}` : (report?.ending ?? 'refused'),
   });
   log.info(line, 'request');
+}
+
+function recordReuse(metrics: Metrics, report: HandOverReport | undefined): void {
+  if (report === undefined || report.outcome === 'none') return;
+  metrics.reuseEnded(report.outcome);
+  const { plan, reply, outcome } = report;
+  const used = outcome === 'hit' || outcome === 'hit_cut' ? (plan?.prefillHandle?.matchedTokens ?? 0) : 0;
+  const prompt = reply?.usage?.promptTokens ?? reply?.promptTokenIds?.length ?? used;
+  metrics.reuseTokens(Math.min(used, prompt), prompt - Math.min(used, prompt));
+}
+
+/** Conversations are named in logs so that turns can be matched, and not so that they can be used. */
+function shortHash(conversationId: string): string {
+  return createHash('sha256').update(conversationId).digest('hex').slice(0, 16);
 }
 
 function phaseOf(sink: ReplySink): string {

@@ -68,8 +68,8 @@ export class ReplySink implements ClientSink {
   }
 
   onceDrained(callback: () => void): void {
-    if (this.#response.writableLength === 0) queueMicrotask(callback);
-    else this.#response.once('drain', callback);
+    // `drain` follows only a write that filled the socket's own buffer, which may be larger than what baton allows.
+    this.#response.write('', callback);
   }
 
   /** Nothing moved for a while: fine when nothing waits for the client, else it has stopped reading. */

@@ -24,6 +24,14 @@ export interface AccessFields {
   readonly promptTokens?: number | undefined;
   readonly completionTokens?: number | undefined;
   readonly cachedTokens?: number | undefined;
+  /** What became of the KV of earlier turns; `none` where there was nothing to reuse. */
+  readonly reuse?: string | undefined;
+  /** Tokens, blocks and age of the stored handle that was used. */
+  readonly matchedTokens?: number | undefined;
+  readonly blocks?: number | undefined;
+  readonly entryAgeMs?: number | undefined;
+  /** Hash of the conversation. */
+  readonly conversation?: string | undefined;
   readonly retries: number;
   /** How the request ended, e.g. `ok`, `client_gone`, `error`. */
   readonly ending: string;
@@ -47,6 +55,11 @@ export function buildAccessRecord(fields: AccessFields): LogFields {
     prompt_tokens: fields.promptTokens,
     completion_tokens: fields.completionTokens,
     cached_tokens: fields.cachedTokens,
+    reuse: fields.reuse === 'none' ? undefined : fields.reuse,
+    matched_tokens: fields.matchedTokens,
+    blocks: fields.blocks,
+    entry_age_ms: toTenth(fields.entryAgeMs),
+    conv: fields.conversation,
     retries: fields.retries,
     ending: fields.ending,
   };

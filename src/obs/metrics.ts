@@ -28,6 +28,13 @@ export interface InstanceWords {
   readonly state: string;
 }
 
+/** What the store of this process holds. */
+export interface StoreCounts {
+  readonly entries: number;
+  readonly releaseQueue: number;
+  readonly pinnedBlocks: readonly { readonly instance: string; readonly blocks: number }[];
+}
+
 /** Settings of {@link Metrics}. */
 export interface MetricsOptions {
   /** Version of baton. */
@@ -63,6 +70,13 @@ export class Metrics {
   readonly #queueWait = this.#histogram('baton_queue_wait_seconds');
   readonly #probes = this.#counter('baton_probes_total');
 
+  readonly #reuse = this.#counter('baton_reuse_total');
+  readonly #reuseTokens = this.#counter('baton_reuse_tokens_total');
+  readonly #decodeHandles = this.#counter('baton_decode_handles_total');
+  readonly #reuseAlarms = this.#counter('baton_reuse_alarms_total');
+  readonly #releases = this.#counter('baton_releases_total');
+
+  #readStore: () => StoreCounts | Promise<StoreCounts> = () => ({ entries: 0, releaseQueue: 0, pinnedBlocks: [] });
   #readQueueDepth: () => number = () => 0;
   #readInstances: () => readonly InstanceWords[] = () => [];
   #readRegistryStale: () => boolean = () => false;
@@ -74,6 +88,15 @@ export class Metrics {
     this.#gauge('baton_instances', (gauge) => {
       gauge.reset();
       for (const { role, state } of this.#readInstances()) gauge.inc({ role, state });
+    });
+    const pinned = this.#gauge('baton_pinned_kv_blocks');
+    const queued = this.#gauge('baton_store_release_queue');
+    this.#gauge('baton_store_entries', async (entries) => {
+      const counts = await this.#readStore();
+      entries.set(counts.entries);
+      queued.set(counts.releaseQueue);
+      pinned.reset();
+      for (const { instance, blocks } of counts.pinnedBlocks) pinned.set({ instance }, blocks);
     });
     this.#addProcessSeries();
   }
@@ -167,6 +190,37 @@ export class Metrics {
     this.#queueWait.observe({ outcome: this.#word('queue_outcome', outcome) }, milliseconds / 1000);
   }
 
+  /** Counts a turn that continues a conversation, by its outcome word. */
+  reuseEnded(outcome: string): void {
+    this.#reuse.inc({ outcome: this.#word('outcome', outcome) });
+  }
+
+  /** Adds prompt tokens of a turn with a handle. */
+  reuseTokens(reused: number, computed: number): void {
+    this.#reuseTokens.inc({ kind: 'reused' }, Math.max(0, reused));
+    this.#reuseTokens.inc({ kind: 'computed' }, Math.max(0, computed));
+  }
+
+  /** Counts what became of a decode engine's handle. */
+  decodeHandle(fate: string): void {
+    this.#decodeHandles.inc({ fate: this.#word('fate', fate) });
+  }
+
+  /** Counts a prefill instance that must not get handles any more. */
+  reuseAlarm(what: string): void {
+    this.#reuseAlarms.inc({ what: this.#word('alarm', what) });
+  }
+
+  /** Counts a release. */
+  released(result: string): void {
+    this.#releases.inc({ result: this.#word('release', result) });
+  }
+
+  /** Source of the store's gauges. Default empty. */
+  watchStore(read: () => StoreCounts | Promise<StoreCounts>): void {
+    this.#readStore = read;
+  }
+
   /** Counts a health probe by its result word. */
   probed(result: string): void {
     this.#probes.inc({ result: this.#word('probe_result', result) });
@@ -215,7 +269,7 @@ export class Metrics {
     });
   }
 
-  #gauge<Name extends SeriesOf<'gauge'>>(name: Name, collect?: (gauge: Gauge<LabelOf<Name>>) => void) {
+  #gauge<Name extends SeriesOf<'gauge'>>(name: Name, collect?: (gauge: Gauge<LabelOf<Name>>) => void | Promise<void>) {
     return new Gauge<LabelOf<Name>>({
       ...describe(name),
       registers: [this.#registry],

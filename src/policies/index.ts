@@ -5,5 +5,3 @@ import { roundRobin } from './round-robin.ts';
 export const POLICIES = {
   round_robin: roundRobin,
 } as const satisfies Record<string, Policy>;
-
-export type PolicyName = keyof typeof POLICIES;

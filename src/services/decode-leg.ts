@@ -1,10 +1,11 @@
 import type { IncomingHttpHeaders } from 'node:http';
-import { DONE_EVENT, errorEvent, maskAddresses, type OpenAiError } from '../core/openai-error.ts';
+import { DONE_EVENT, describeEngineError, errorEvent, maskMessage, type OpenAiError } from '../core/openai-error.ts';
 import { type EventFacts, type MuteSpec, muteEvent, muteReply, readEvent, readReply } from '../core/reply.ts';
-import { SseSplitter } from '../core/sse.ts';
+import { dataLines, SseSplitter } from '../core/sse.ts';
 import type { EngineClient, LegControl, LegFailure, LegRequest } from '../engine/client.ts';
 import type { ClientSink } from './client-sink.ts';
 import {
+  classifyError,
   classifyStatus,
   concat,
   connectionFailure,
@@ -24,6 +25,11 @@ export interface ReplyFacts {
   readonly kvTransferParams: Uint8Array | undefined;
   /** When the first content went to the client, on the caller's clock. */
   readonly contentAt: number;
+  /** Token ids of the prompt and of the reply, as far as the engine told them; only where they were asked for. */
+  readonly promptTokenIds: readonly number[] | undefined;
+  readonly tokenIds: readonly number[];
+  /** How long reading was paused for a slow client, milliseconds. */
+  readonly pausedMs: number;
 }
 
 /** The reply is with the client, whole. */
@@ -45,6 +51,8 @@ export type DecodeResult = RelayedLeg | BrokenLeg | FailedLeg | RefusedLeg | Gon
 export interface DecodeLegOptions {
   readonly auth: LegAuth;
   readonly mute: MuteSpec;
+  /** Keep the token ids of prompt and reply. */
+  readonly captureTokens: boolean;
   /** Headers baton adds to the reply; they win over the engine's. */
   readonly headers: Readonly<Record<string, string>>;
   readonly firstContentMs: number;
@@ -52,6 +60,8 @@ export interface DecodeLegOptions {
   readonly idleMs: number;
   /** Whether the client asked for a stream; decides which of the two limits above waits for the reply's start. */
   readonly streamed: boolean;
+  /** The reply has several choices: one that never began cannot be told from none, so only `[DONE]` ends it well. */
+  readonly severalChoices: boolean;
   readonly holdBytes: number;
   readonly bufferBytes: number;
   /** True when the engine has failed its health checks for so long that waiting for it is hopeless. */
@@ -100,10 +110,15 @@ class DecodeLeg {
   #usage: EventFacts['usage'];
   #kvTransferParams: Uint8Array | undefined;
   #contentAt = 0;
+  #promptTokenIds: readonly number[] | undefined;
+  readonly #tokenIds: number[] = [];
+  #pausedAt = 0;
+  #pausedMs = 0;
   #limit: 'timeout' | 'idle' | 'unhealthy' | undefined;
   #waiting: NodeJS.Timeout | undefined;
   #health: NodeJS.Timeout | undefined;
   #paused = false;
+  #settled = false;
   readonly #leave = () => this.#control?.abort(new Error('the client left'));
 
   constructor(sink: ClientSink, options: DecodeLegOptions, resolve: (result: DecodeResult) => void) {
@@ -156,8 +171,9 @@ class DecodeLeg {
   #onEvent(raw: Uint8Array): boolean {
     const facts = readEvent(raw);
     this.#note(facts);
-    if (facts.error !== undefined && this.#mode === 'held') {
-      this.#fail(errorBeforeContent(facts.error));
+    // Nothing can follow the end marker: without content before it there is nothing to show.
+    if (this.#mode === 'held' && (facts.error !== undefined || facts.done)) {
+      this.#settle(facts.error === undefined ? noContent() : errorBeforeContent(facts.error));
       this.#control?.abort(new Error('the engine failed'));
       return false;
     }
@@ -172,16 +188,23 @@ class DecodeLeg {
     }
     this.#kept.push(event);
     this.#keptBytes += event.byteLength;
-    if (facts.hasContent || facts.done || this.#keptBytes > this.#options.holdBytes) this.#open();
+    if (facts.hasContent || this.#keptBytes > this.#options.holdBytes) this.#open();
     return true;
   }
 
   #note(facts: EventFacts): void {
     if (facts.done) this.#done = true;
     if (facts.usage !== undefined) this.#usage = facts.usage;
-    if (facts.kvTransferParams !== undefined) this.#kvTransferParams = facts.kvTransferParams;
+    // The event is a view of a buffer that is reused.
+    if (facts.kvTransferParams !== undefined) this.#kvTransferParams = new Uint8Array(facts.kvTransferParams);
+    if (this.#options.captureTokens) this.#capture(facts);
     for (const index of facts.seen) if (!this.#choices.has(index)) this.#choices.set(index, false);
     for (const index of facts.finished) this.#choices.set(index, true);
+  }
+
+  #capture({ promptTokenIds, tokenIds }: Pick<EventFacts, 'promptTokenIds' | 'tokenIds'>): void {
+    this.#promptTokenIds ??= promptTokenIds;
+    for (const id of tokenIds ?? []) this.#tokenIds.push(id);
   }
 
   /** Shows the held head: from here on a failure can only be told in the stream. */
@@ -203,10 +226,13 @@ class DecodeLeg {
   #slowDown(): void {
     if (this.#paused || this.#sink.bufferedBytes() <= this.#options.bufferBytes) return;
     this.#paused = true;
+    this.#pausedAt = this.#options.now();
     this.#control?.pause();
     clearTimeout(this.#waiting);
     this.#sink.onceDrained(() => {
+      if (this.#settled) return;
       this.#paused = false;
+      this.#pausedMs += this.#options.now() - this.#pausedAt;
       this.#arm(this.#options.idleMs, 'idle');
       this.#control?.resume();
     });
@@ -227,9 +253,10 @@ class DecodeLeg {
       const refusal = ownRefusal('ENGINE_REPLY_INVALID', 'The engine answered with something that is no JSON object.');
       return this.#settle({ kind: 'failed', cause: 'started', refusal });
     }
-    if (reply.error !== undefined) return this.#fail(errorBeforeContent(reply.error));
+    if (reply.error !== undefined) return this.#settle(errorBeforeContent(reply.error));
     this.#usage = reply.usage;
     this.#kvTransferParams = reply.kvTransferParams;
+    if (this.#options.captureTokens) this.#capture(reply);
     const muted = muteReply(body, mute);
     this.#contentAt = now();
     this.#sink.start(this.#status, {
@@ -245,12 +272,12 @@ class DecodeLeg {
   #endStream(): void {
     // An engine that closes right after its last line may leave the blank line out.
     const rest = this.#splitter.rest();
-    if (rest.byteLength > 0 && isWholeEvent(rest) && !this.#onEvent(terminated(rest))) return;
-    const finished = this.#choices.size > 0 && [...this.#choices.values()].every((isFinished) => isFinished);
-    if (this.#mode === 'held') {
-      if (!finished) return this.#fail(errorBeforeContent({ ...LOST, message: 'The engine ended its reply without content.' }));
-      this.#open();
-    }
+    const whole = isWholeEvent(rest);
+    if (rest.byteLength > 0 && whole && !this.#onEvent(terminated(rest))) return;
+    // Held until here means that there was no content: a finish reason would have been some.
+    if (this.#mode === 'held') return this.#settle(noContent());
+    const everyChoice = whole && this.#choices.size > 0 && [...this.#choices.values()].every((isFinished) => isFinished);
+    const finished = everyChoice && (this.#done || !this.#options.severalChoices);
     if (!this.#done && (finished || this.#erred)) this.#sink.write(DONE_EVENT);
     if (!this.#done && !finished && !this.#erred) return this.#break('cut');
     this.#sink.end();
@@ -262,10 +289,12 @@ class DecodeLeg {
     if (this.#sink.signal.aborted) return this.#settle({ kind: 'gone' });
     if (this.#mode === 'open') {
       // Everything was said: how the engine hangs up no longer matters.
-      if (this.#done) return this.#endStream();
+      if (this.#done || this.#erred) return this.#endStream();
       return this.#break(this.#limit === 'idle' ? 'idle' : 'reset');
     }
-    if (this.#limit === undefined) this.#settle(connectionFailure(failure));
+    // Nothing of a held stream was shown, and no token of it was seen.
+    if (this.#limit === undefined && this.#mode === 'held') this.#settle({ ...connectionFailure(failure), cause: 'reset' });
+    else if (this.#limit === undefined) this.#settle(connectionFailure(failure));
     else this.#settle({ ...timeoutFailure(), cause: this.#limit === 'unhealthy' ? 'unhealthy' : 'timeout' });
   }
 
@@ -277,16 +306,15 @@ class DecodeLeg {
     this.#settle({ kind: 'broken', reason, facts: this.#facts() });
   }
 
-  #fail(result: FailedLeg): void {
-    this.#settle(result);
-  }
-
   #facts(): ReplyFacts {
     return {
       status: this.#status,
       usage: this.#usage,
       kvTransferParams: this.#kvTransferParams,
       contentAt: this.#contentAt,
+      promptTokenIds: this.#promptTokenIds,
+      tokenIds: this.#tokenIds,
+      pausedMs: this.#pausedMs,
     };
   }
 
@@ -301,6 +329,7 @@ class DecodeLeg {
   }
 
   #settle(result: DecodeResult): void {
+    this.#settled = true;
     clearTimeout(this.#waiting);
     clearInterval(this.#health);
     this.#sink.signal.removeEventListener('abort', this.#leave);
@@ -315,19 +344,27 @@ const LOST: OpenAiError = ownRefusal(
 const SILENT: OpenAiError = ownRefusal('ENGINE_TIMEOUT', 'The engine stopped sending.').error;
 
 /** An error object in a 200 reply, before any content: the status the engine meant. */
-function errorBeforeContent(error: NonNullable<EventFacts['error']> | OpenAiError): FailedLeg {
-  const code = typeof error.code === 'number' && error.code >= 400 && error.code < 600 ? error.code : undefined;
-  const masked = { ...error, type: error.type ?? 'upstream_error', message: maskAddresses(error.message) };
-  return { kind: 'failed', cause: 'status', refusal: { status: code ?? 502, error: masked } };
+function errorBeforeContent(error: NonNullable<EventFacts['error']>): FailedLeg | RefusedLeg {
+  const { code } = error;
+  const isStatus = typeof code === 'number' && Number.isInteger(code) && code >= 400 && code < 600;
+  const status = isStatus ? code : 502;
+  return classifyError(status, describeEngineError(status, error), 1);
+}
+
+function noContent(): FailedLeg {
+  const refusal = ownRefusal('ENGINE_CONNECTION_LOST', 'The engine ended its reply without content.');
+  return { kind: 'failed', cause: 'status', refusal };
 }
 
 function maskedErrorEvent(event: Uint8Array, error: NonNullable<EventFacts['error']>): Uint8Array {
-  const message = maskAddresses(error.message);
+  const message = maskMessage(error.message);
   if (message === error.message) return event;
   return encoder.encode(errorEvent({ ...error, type: error.type ?? 'upstream_error', message }));
 }
 
+/** False for an event whose data was cut off; comments and other fields lose nothing that matters. */
 function isWholeEvent(rest: Uint8Array): boolean {
+  if (dataLines(rest).length === 0) return true;
   const facts = readEvent(rest);
   return facts.done || facts.error !== undefined || facts.seen.length > 0 || facts.usage !== undefined;
 }
@@ -336,7 +373,7 @@ function terminated(rest: Uint8Array): Uint8Array {
   return concat([rest, encoder.encode('\n\n')], rest.byteLength + 2);
 }
 
-/** Headers that belong to one connection, or that baton sets itself. */
+/** Headers that belong to one connection (an engine's cookies too), or that baton sets itself. */
 const DROPPED_REPLY_HEADERS = new Set([
   'connection',
   'content-length',
@@ -345,6 +382,7 @@ const DROPPED_REPLY_HEADERS = new Set([
   'proxy-authenticate',
   'proxy-connection',
   'server',
+  'set-cookie',
   'te',
   'trailer',
   'transfer-encoding',

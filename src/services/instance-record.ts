@@ -69,6 +69,9 @@ export class InstanceRecord {
   #metricsAt = 0;
   #kind = '';
   #version = '';
+  #templateFingerprint = '';
+  /** What trials found out, where the configuration leaves it open. */
+  #bidirectional: 'on' | 'off' | undefined;
   #models: readonly ModelCard[] = [];
   #modelsKnown = false;
   #detailsAt = Number.NEGATIVE_INFINITY;
@@ -113,7 +116,7 @@ export class InstanceRecord {
   /** What the next probe reads beside the health. */
   partsDue(now: number): ReadonlySet<ProbePart> {
     const stale = this.#up !== 'up' || now - this.#detailsAt >= DETAILS_MAX_AGE_MS;
-    return new Set<ProbePart>(stale ? ['models', 'version', 'metrics'] : ['metrics']);
+    return new Set<ProbePart>(stale ? ['models', 'version', 'metrics', 'template'] : ['metrics']);
   }
 
   /** Takes the result of a probe that began at `startedAt` and ended at `now`. */
@@ -135,6 +138,11 @@ export class InstanceRecord {
     this.#up = 'down';
     this.#reason = 'connection_refused';
     this.#fastRetries = 0;
+  }
+
+  /** Takes what a trial found out about reading from decode engines; holds for the current life. */
+  noteBidirectional(state: 'on' | 'off'): void {
+    this.#bidirectional = state;
   }
 
   /** Stops new legs; a second call changes nothing. */
@@ -183,11 +191,12 @@ export class InstanceRecord {
         version: this.#version,
         blockSize: this.#metrics.blockSize ?? 0,
         numGpuBlocks: this.#metrics.numGpuBlocks ?? 0,
+        templateFingerprint: this.#templateFingerprint,
       }),
       kv: create(KvSettingsSchema, {
         lease: durationFromMs(spec.kvLeaseMs),
         decoderTtl: durationFromMs(spec.decoderTtlMs),
-        bidirectional: spec.bidirectional,
+        bidirectional: spec.bidirectional === 'auto' ? (this.#bidirectional ?? 'auto') : spec.bidirectional,
         loadFailurePolicy: spec.loadFailurePolicy,
       }),
       ...(load === undefined ? {} : { load }),
@@ -235,6 +244,8 @@ export class InstanceRecord {
     this.#metrics = {};
     this.#version = '';
     this.#kind = '';
+    this.#templateFingerprint = '';
+    this.#bidirectional = undefined;
     this.#detailsAt = Number.NEGATIVE_INFINITY;
   }
 
@@ -248,6 +259,7 @@ export class InstanceRecord {
     }
     this.#kind = result.kind ?? this.#kind;
     this.#version = result.version ?? this.#version;
+    this.#templateFingerprint = result.templateFingerprint ?? this.#templateFingerprint;
     if (result.models === undefined) return;
     this.#modelsKnown = result.models.length <= MAX_MODELS;
     this.#models = result.models

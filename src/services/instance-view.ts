@@ -8,4 +8,8 @@ export interface InstanceView {
   readonly onChange: (listener: () => void) => () => void;
   /** Tells what a request learnt about an instance, so that it is looked at soon. */
   readonly notePassive: (instanceId: string, what: 'refused' | 'ok') => void;
+  /** Tells what a trial found out about reading from decode engines. */
+  readonly noteBidirectional: (instanceId: string, state: 'on' | 'off') => void;
+  /** Takes an instance that does harm out of use. */
+  readonly drain: (instanceId: string, reason: string) => void;
 }

@@ -1,7 +1,7 @@
 import type { IncomingHttpHeaders } from 'node:http';
 import { type BatonError, ERROR_REASONS, type ErrorReasonName } from '../core/errors.ts';
 import { type OpenAiError, readEngineError } from '../core/openai-error.ts';
-import type { EngineClient, LegFailure, LegRequest } from '../engine/client.ts';
+import type { EngineClient, LegControl, LegFailure, LegRequest } from '../engine/client.ts';
 
 /** A reply that goes to the client as it is: status and the OpenAI error. */
 export interface Refusal {
@@ -63,12 +63,17 @@ export function runWholeLeg(
     let startedAt = 0;
     let headers: IncomingHttpHeaders = {};
     let timedOut = false;
+    let timer: NodeJS.Timeout | undefined;
+    let control: LegControl | undefined;
+    let settled = false;
+    const leave = () => control?.abort(new Error('the client left'));
     const settle = (result: WholeReply | FailedLeg | GoneLeg) => {
+      settled = true;
       clearTimeout(timer);
       signal.removeEventListener('abort', leave);
       resolve(result);
     };
-    const control = engines.send(request, {
+    control = engines.send(request, {
       head(replyStatus, replyHeaders) {
         status = replyStatus;
         headers = replyHeaders;
@@ -76,7 +81,7 @@ export function runWholeLeg(
       },
       data(chunk) {
         size += chunk.byteLength;
-        if (size > MAX_WHOLE_REPLY) control.abort(new Error('the reply is too large'));
+        if (size > MAX_WHOLE_REPLY) control?.abort(new Error('the reply is too large'));
         else chunks.push(chunk);
       },
       end() {
@@ -87,15 +92,14 @@ export function runWholeLeg(
         else settle(timedOut ? timeoutFailure() : connectionFailure(failure));
       },
     });
-    const leave = () => control.abort(new Error('the client left'));
+    // The client library may have failed the leg while it took it.
+    if (settled) return;
     signal.addEventListener('abort', leave, { once: true });
-    const timer =
-      timeoutMs === 0
-        ? undefined
-        : setTimeout(() => {
-            timedOut = true;
-            control.abort(new Error('the leg took too long'));
-          }, timeoutMs);
+    if (timeoutMs === 0) return;
+    timer = setTimeout(() => {
+      timedOut = true;
+      control.abort(new Error('the leg took too long'));
+    }, timeoutMs);
   });
 }
 
@@ -110,8 +114,6 @@ export function classifyStatus(
   if ((status === 401 || status === 403) && auth === 'own') {
     return { kind: 'refused', refusal: ownRefusal('ENGINE_AUTH', "The engine refused baton's own credential.") };
   }
-  const error = readEngineError(status, new TextDecoder().decode(body.subarray(0, 64 * 1024)));
-  if (status >= 400 && status < 500 && status !== 429) return { kind: 'refused', refusal: { status, error } };
   if (status < 400) {
     return {
       kind: 'failed',
@@ -119,8 +121,16 @@ export function classifyStatus(
       refusal: ownRefusal('ENGINE_REPLY_INVALID', `The engine answered with status ${status}.`),
     };
   }
+  const error = readEngineError(status, new TextDecoder().decode(body.subarray(0, 64 * 1024)));
+  // Seconds; the other form of the header, a date, would have to be compared with the engine's clock.
+  const retryAfter = /^\d{1,6}$/.test(headers['retry-after'] ?? '') ? Number(headers['retry-after']) : 1;
+  return classifyError(status, error, Math.max(1, retryAfter));
+}
+
+/** An error that an engine told: the request's own fault (4xx but 429), or one that another engine may not have. */
+export function classifyError(status: number, error: OpenAiError, retryAfterSeconds: number): FailedLeg | RefusedLeg {
+  if (status < 500 && status !== 429) return { kind: 'refused', refusal: { status, error } };
   const busy = status === 429 || status === 503;
-  const retryAfterSeconds = Number(headers['retry-after']) || 1;
   return { kind: 'failed', cause: 'status', refusal: { status, error, ...(busy ? { retryAfterSeconds } : {}) } };
 }
 

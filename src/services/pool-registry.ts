@@ -154,6 +154,22 @@ export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, In
     if (runner.record.state !== before) this.#probeSoon(runner);
   };
 
+  /** Takes what a trial found out about an instance whose setting is `auto`; shows in ListInstances. */
+  readonly noteBidirectional = (instanceId: string, state: 'on' | 'off'): void => {
+    const runner = this.#runners.get(instanceId);
+    if (runner === undefined || this.#stop.signal.aborted) return;
+    runner.record.noteBidirectional(state);
+    this.#publish(runner.record);
+  };
+
+  /** Drains an instance that would do harm; the same as DrainInstance. */
+  readonly drain = (instanceId: string, reason: string): void => {
+    const runner = this.#runners.get(instanceId);
+    if (runner === undefined || this.#stop.signal.aborted) return;
+    runner.record.drain(reason);
+    this.#publish(runner.record);
+  };
+
   /** Stops probes and watches; resolves when no timer and no socket is left. */
   async [Symbol.asyncDispose](): Promise<void> {
     this.#stop.abort();

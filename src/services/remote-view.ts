@@ -41,6 +41,12 @@ export class RemoteView implements InstanceView, AsyncDisposable {
   /** The router that planned tells its own registry; a facade has nothing to add. */
   readonly notePassive = (): void => {};
 
+  readonly noteBidirectional = (): void => {};
+
+  readonly drain = (instanceId: string, reason: string): void => {
+    this.#client.drainInstance({ instanceId, reason }).catch(() => undefined);
+  };
+
   async [Symbol.asyncDispose](): Promise<void> {
     this.#stop.abort();
     this.#listeners.clear();

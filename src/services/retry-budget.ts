@@ -1,25 +1,27 @@
 /** Keeps retries a share of the requests, so that a sick pool is not finished off by its own retries. */
 export class RetryBudget {
-  readonly #share: number;
-  #tokens = RESERVE;
+  readonly #percent: number;
+  /** In hundredths of a retry: whole numbers add up exactly. */
+  #hundredths: number;
 
-  /** @param percent retries per hundred requests */
+  /** @param percent retries per hundred requests; 0: none at all */
   constructor(percent: number) {
-    this.#share = percent / 100;
+    this.#percent = percent;
+    this.#hundredths = percent > 0 ? RESERVE : 0;
   }
 
   /** Counts a request. */
   earn(): void {
-    this.#tokens = Math.min(RESERVE, this.#tokens + this.#share);
+    this.#hundredths = Math.min(RESERVE, this.#hundredths + this.#percent);
   }
 
   /** Takes one retry; false when the budget is spent. */
   take(): boolean {
-    if (this.#tokens < 1) return false;
-    this.#tokens -= 1;
+    if (this.#hundredths < 100) return false;
+    this.#hundredths -= 100;
     return true;
   }
 }
 
-/** Retries a quiet router may still make at once. */
-const RESERVE = 10;
+/** Retries that a quiet process may make at once, in hundredths. */
+const RESERVE = 1000;

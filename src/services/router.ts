@@ -1,14 +1,15 @@
 import { randomUUID } from 'node:crypto';
 import { create } from '@bufbuild/protobuf';
-import { type Duration, durationFromMs, durationMs } from '@bufbuild/protobuf/wkt';
-import { type Instance } from '../../gen/baton/v1/instance_pb.ts';
+import type { Instance } from '../../gen/baton/v1/instance_pb.ts';
 import {
   type CandidateVerdict,
   CandidateVerdictSchema,
   type ExplainRouteRequest,
   type ExplainRouteResponse,
   ExplainRouteResponseSchema,
+  Leg,
   LegEnding,
+  type LegReport,
   type Plan,
   PlanMode,
   PlanRouteResponseSchema,
@@ -19,18 +20,23 @@ import {
   type ReportOutcomeResponse,
   ReportOutcomeResponseSchema,
   type RequestFacts,
+  ReuseOutcome,
   type Target,
   TargetSchema,
 } from '../../gen/baton/v1/router_pb.ts';
 import { BatonError } from '../core/errors.ts';
 import { type Decision, decide, type PlanRules, type Verdict } from '../core/plan.ts';
+import { toMs } from './durations.ts';
 import type { InstanceView } from './instance-view.ts';
+import type { PreparedReuse, Reuse } from './reuse.ts';
 
 /** Settings of {@link RouterService}; times in milliseconds. */
 export interface RouterOptions {
   readonly rules: Omit<PlanRules, 'turns'>;
   /** Requests that may wait for a routable pair at once. */
   readonly queueMax: number;
+  /** Decode-to-prefill reuse; without it every plan is cold. */
+  readonly reuse?: Reuse;
   /** Told for every plan and every wait. */
   readonly observe?: RouterObserver;
   readonly now?: () => number;
@@ -60,7 +66,16 @@ interface Reservation {
   readonly key: string;
   readonly response: PlanRouteResponse;
   readonly expiresAt: number;
+  readonly facts: RequestFacts;
+  readonly plan: Plan;
+  readonly reuse: PreparedReuse | undefined;
+  readonly legs: LegReport[];
 }
+
+type PlanDecision = Extract<Decision, { readonly kind: 'plan' }>;
+
+/** Plannings that wait for the prompt's tokens are forgotten after this time. */
+const PENDING_TTL_MS = 60_000;
 
 /** Plans requests over the pools: the Router service. */
 export class RouterService {
@@ -73,6 +88,8 @@ export class RouterService {
   /** By plan id, oldest first. */
   readonly #reservations = new Map<string, Reservation>();
   readonly #planByKey = new Map<string, string>();
+  /** Decisions that wait for the prompt's tokens, by plan key, oldest first. */
+  readonly #pending = new Map<string, { readonly decision: PlanDecision; readonly expiresAt: number }>();
   #waiting = 0;
 
   constructor(view: InstanceView, options: RouterOptions) {
@@ -93,18 +110,65 @@ export class RouterService {
 
   async planRoute(request: PlanRouteRequest, call: RouterCall): Promise<PlanRouteResponse> {
     const facts = requireFacts(request.facts);
-    const known = this.#reservations.get(this.#planByKey.get(request.planKey) ?? '');
-    if (known !== undefined) return known.response;
-    const excluded = new Set(request.excludedInstanceIds);
-    const decision = await this.#decideOrWait(facts, excluded, toMs(request.maxWait), call.signal);
-    if (decision.kind !== 'plan') throw noRoute(facts, decision);
-    if (decision.prefill.length > 0) this.#turns.prefill += 1;
-    this.#turns.decode += 1;
-    const plan = toPlan(decision, this.#options.rules.connector, randomUUID());
+    const known = this.#planned(request.planKey);
+    if (known !== undefined) return known;
+    const decision = this.#takePending(request.planKey) ?? (await this.#makeDecision(request, facts, call.signal));
+    const step = await this.#options.reuse?.prepare({
+      facts,
+      decision,
+      planKey: request.planKey,
+      prompt: request.prompt,
+      inFlight: (id) => this.inFlight(id),
+      signal: call.signal,
+    });
+    if (step?.kind === 'need-tokens') {
+      this.#remember(request.planKey, decision);
+      const { id: instanceId, url } = step.instance;
+      return create(PlanRouteResponseSchema, { result: { case: 'needPromptTokens', value: { instanceId, url } } });
+    }
+    // A repeat of the call may have been faster; two plans for one key would reserve twice and be reported once.
+    const raced = this.#planned(request.planKey);
+    if (raced !== undefined) return raced;
+    const plan = toPlan(step?.decision ?? decision, this.#options.rules.connector, randomUUID());
+    if (step !== undefined) {
+      plan.reuseOutcome = step.outcome;
+      plan.captureTokens = step.captureTokens;
+      if (step.handle !== undefined) {
+        plan.prefillHandle = step.handle;
+        plan.mode = PlanMode.PREFILL_DECODE_REUSE;
+      }
+    }
     const response = create(PlanRouteResponseSchema, { result: { case: 'plan', value: plan } });
-    this.#reserve(plan, request.planKey, response);
+    this.#reserve(plan, request.planKey, response, facts, step);
     this.#options.observe?.planned(modeName(plan.mode), plan.reason);
     return response;
+  }
+
+  async #makeDecision(request: PlanRouteRequest, facts: RequestFacts, signal: AbortSignal): Promise<PlanDecision> {
+    const excluded = new Set(request.excludedInstanceIds);
+    const decision = await this.#decideOrWait(facts, excluded, toMs(request.maxWait), signal);
+    if (decision.kind !== 'plan') throw noRoute(facts, decision);
+    return decision;
+  }
+
+  /** The answer that a key has got already. */
+  #planned(planKey: string): PlanRouteResponse | undefined {
+    return this.#reservations.get(this.#planByKey.get(planKey) ?? '')?.response;
+  }
+
+  #remember(planKey: string, decision: PlanDecision): void {
+    const now = this.#now();
+    for (const [key, { expiresAt }] of this.#pending) {
+      if (expiresAt > now) break;
+      this.#pending.delete(key);
+    }
+    if (planKey !== '') this.#pending.set(planKey, { decision, expiresAt: now + PENDING_TTL_MS });
+  }
+
+  #takePending(planKey: string): PlanDecision | undefined {
+    const pending = this.#pending.get(planKey);
+    this.#pending.delete(planKey);
+    return pending?.decision;
   }
 
   async reportOutcome(request: ReportOutcomeRequest): Promise<ReportOutcomeResponse> {
@@ -116,7 +180,14 @@ export class RouterService {
         this.#cooling.delete(leg.instanceId);
       }
     }
-    if (request.final) this.#free(request.planId);
+    const reservation = this.#reservations.get(request.planId);
+    if (reservation === undefined) return create(ReportOutcomeResponseSchema);
+    reservation.legs.push(...request.legs);
+    reservation.reuse?.noteLegs(request.legs, request.guardBreach);
+    if (request.final) {
+      this.#free(request.planId);
+      await this.#finish(reservation, request);
+    }
     return create(ReportOutcomeResponseSchema);
   }
 
@@ -125,6 +196,19 @@ export class RouterService {
     const decision = this.#decide(facts, new Set(request.excludedInstanceIds));
     if (decision.kind !== 'plan') throw noRoute(facts, decision);
     return create(ExplainRouteResponseSchema, { plan: toPlan(decision, this.#options.rules.connector, '') });
+  }
+
+  /** Ends the claim, and stores what the turn left for the next one. */
+  async #finish(reservation: Reservation, report: ReportOutcomeRequest): Promise<void> {
+    const { facts, plan, legs, reuse } = reservation;
+    await reuse?.finish({
+      planId: plan.planId,
+      facts,
+      connector: plan.connector,
+      prefillId: legs.findLast(({ leg, ending }) => leg === Leg.PREFILL && ending === LegEnding.OK)?.instanceId,
+      decodeId: legs.findLast(({ leg, ending }) => leg === Leg.DECODE && ending === LegEnding.OK)?.instanceId,
+      report,
+    });
   }
 
   #decide(facts: RequestFacts, excluded: ReadonlySet<string>): Decision {
@@ -138,6 +222,15 @@ export class RouterService {
     return decide({ model, bodyBytes, localReasons }, view, { ...this.#options.rules, turns: this.#turns });
   }
 
+  /** Decides and counts the turn at once: requests that leave the queue together must not all get the same pair. */
+  #decideInTurn(facts: RequestFacts, excluded: ReadonlySet<string>): Decision {
+    const decision = this.#decide(facts, excluded);
+    if (decision.kind !== 'plan') return decision;
+    if (decision.prefill.length > 0) this.#turns.prefill += 1;
+    this.#turns.decode += 1;
+    return decision;
+  }
+
   /** Queues for a routable pair: only here, before a P leg has cost anything. */
   async #decideOrWait(
     facts: RequestFacts,
@@ -145,7 +238,7 @@ export class RouterService {
     maxWaitMs: number,
     signal: AbortSignal,
   ): Promise<Decision> {
-    let decision = this.#decide(facts, excluded);
+    let decision = this.#decideInTurn(facts, excluded);
     if (decision.kind !== 'no-route' || maxWaitMs <= 0) return decision;
     if (this.#waiting >= this.#options.queueMax) {
       throw new BatonError({
@@ -164,7 +257,7 @@ export class RouterService {
           outcome = 'timeout';
           return decision;
         }
-        decision = this.#decide(facts, excluded);
+        decision = this.#decideInTurn(facts, excluded);
       }
       outcome = 'routed';
       return decision;
@@ -198,7 +291,13 @@ export class RouterService {
     return new Set(this.#cooling.keys());
   }
 
-  #reserve(plan: Plan, key: string, response: PlanRouteResponse): void {
+  #reserve(
+    plan: Plan,
+    key: string,
+    response: PlanRouteResponse,
+    facts: RequestFacts,
+    reuse: PreparedReuse | undefined,
+  ): void {
     const now = this.#now();
     for (const [id, { expiresAt }] of this.#reservations) {
       if (expiresAt > now) break;
@@ -206,7 +305,16 @@ export class RouterService {
     }
     const instanceIds = [plan.prefill, plan.decode].flatMap((target) => target?.instanceId ?? []);
     for (const id of instanceIds) this.#inFlight.set(id, this.inFlight(id) + 1);
-    this.#reservations.set(plan.planId, { instanceIds, key, response, expiresAt: now + PLAN_TTL_MS });
+    this.#reservations.set(plan.planId, {
+      instanceIds,
+      key,
+      response,
+      expiresAt: now + PLAN_TTL_MS,
+      facts,
+      plan,
+      reuse,
+      legs: [],
+    });
     if (key !== '') this.#planByKey.set(key, plan.planId);
   }
 
@@ -295,12 +403,13 @@ function gone(signal: AbortSignal): BatonError {
   return new BatonError({ reason: 'CLIENT_GONE', message: 'The caller gave up.' }, { cause: signal.reason });
 }
 
-/** A duration in milliseconds; unset is 0. */
-export function toMs(duration: Duration | undefined): number {
-  return duration === undefined ? 0 : durationMs(duration);
+/** Name of a reuse outcome as logs, metrics and headers write it; `none` for turns that had nothing to reuse. */
+export function outcomeName(outcome: ReuseOutcome): string {
+  return OUTCOME_NAMES[outcome] ?? 'none';
 }
 
-/** Milliseconds as a duration. */
-export function toDuration(ms: number): Duration {
-  return durationFromMs(Math.round(ms));
-}
+const OUTCOME_NAMES: Readonly<Record<number, string>> = Object.fromEntries(
+  Object.entries(ReuseOutcome)
+    .filter(([, value]) => value !== ReuseOutcome.UNSPECIFIED)
+    .map(([name, value]) => [value, name.toLowerCase()]),
+);

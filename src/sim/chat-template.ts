@@ -62,7 +62,8 @@ export function renderChat(input: TemplateInput, kind: TokenizerKind): RenderedC
       return;
     }
     if (!Array.isArray(content)) return;
-    for (const part of content as readonly unknown[]) {
+    const parts: readonly unknown[] = content;
+    for (const part of parts) {
       const fields: JsonObject = isObject(part) ? part : { text: part };
       const text = fields['text'] ?? fields['refusal'];
       if (typeof text === 'string') {
@@ -91,7 +92,8 @@ export function renderChat(input: TemplateInput, kind: TokenizerKind): RenderedC
     if (typeof fields['tool_call_id'] === 'string') encodeInto(tokens, `${fields['tool_call_id']}: `, kind);
     putContent(fields['content']);
     if (Array.isArray(fields['tool_calls'])) {
-      for (const call of fields['tool_calls'] as readonly unknown[]) {
+      const calls: readonly unknown[] = fields['tool_calls'];
+      for (const call of calls) {
         tokens.push(special.call);
         encodeInto(tokens, renderCall(call), kind);
       }

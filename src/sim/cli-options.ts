@@ -143,7 +143,7 @@ export const simFlags: readonly SimFlag[] = [
     default: '1',
   },
   { flag: 'api-key', kind: 'text', value: 'key', description: 'key that clients must send', default: undefined },
-  { flag: 'seed', kind: 'number', value: 'n', description: 'seed of ids and fault draws', default: undefined },
+  { flag: 'seed', kind: 'number', value: 'n', description: 'seed of fault draws', default: undefined },
 ];
 
 /** Values as a parser hands them out: by flag name without dashes. */

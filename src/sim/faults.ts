@@ -2,11 +2,11 @@ import { isObject, type JsonObject } from './json.ts';
 import type { Leg } from './kv-params.ts';
 
 /**
- * What an injected fault does. `refuse`: no listener until the faults are cleared. `status`: an error reply. `reset`: the
+ * What an injected fault does. `refuse`: no listener until the faults are cleared or `ms` are over. `status`: an error reply. `reset`: the
  * connection is reset before a reply. `reset_reused`: the same, only on a connection that served a request before.
  * `reset_stream`, `end_stream`, `error_event`: after `events` events the connection is reset, ends cleanly without
  * `[DONE]`, or carries an error event. `no_done`: the terminator is left out. `stall`: silent for `ms`, then normal.
- * `hang`: never answers. `slow`: `ms` before the first and between tokens. `kill`: the process dies. `crash`: the engine
+ * `hang`: never answers. `slow`: `ms` before the first and between tokens. `kill`: the process dies, and starts again after `ms` if given. `crash`: the engine
  * core dies, open requests get 500. `restart`: a new engine life, the connection is reset. `load_failure`: the handle is
  * made unreadable. `no_handle`, `patch_handle`: the reply's handle is null, or gets the members of `patch`.
  */
@@ -95,6 +95,11 @@ export class FaultBook {
 
   clear(): void {
     this.rules = [];
+  }
+
+  /** Drops the `refuse` faults only. */
+  endRefusal(): void {
+    this.rules = this.rules.filter(({ rule }) => rule.kind !== 'refuse');
   }
 
   /** The rules as set, with the hits left. */

@@ -25,10 +25,13 @@ export interface Exchange {
   readonly response: ServerResponse;
   readonly socket: Socket;
   readonly signal: AbortSignal;
-  publicId: string;
+  /** The 8 hex digits that tell its engine requests from others; empty before it has any. */
+  suffix: string;
   /** Never answered: its engine died without a word. */
   isSilent: boolean;
 }
+
+const resetTurns = 4;
 
 interface Connection {
   readonly id: number;
@@ -123,9 +126,11 @@ export class HttpFront {
   }
 
   /** Resets every connection, except those of silent exchanges if asked to keep them. */
-  resetAll(keepSilent: boolean): void {
+  async resetAll(keepSilent: boolean): Promise<void> {
     const kept = new Set([...this.open].filter((exchange) => keepSilent && exchange.isSilent).map((e) => e.socket));
     for (const socket of this.connections.keys()) if (!kept.has(socket)) resetSocket(socket);
+    // The resets leave this process in the next turns; clients in the same process have then seen them.
+    for (let turn = 0; turn < resetTurns; turn += 1) await new Promise((resolve) => setImmediate(resolve));
   }
 
   private async accept(message: IncomingMessage, response: ServerResponse): Promise<void> {
@@ -167,13 +172,15 @@ export class HttpFront {
     });
     response.setHeader('x-baton-sim', '1');
     response.setHeader('server', 'uvicorn');
+    // uvicorn keeps connections without saying so or for how long.
+    if (message.headers.connection?.toLowerCase() !== 'close') response.removeHeader('connection');
     const exchange: Exchange = {
       request,
       parsed,
       response,
       socket,
       signal: left.signal,
-      publicId: '',
+      suffix: '',
       isSilent: false,
     };
     this.open.add(exchange);

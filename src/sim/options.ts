@@ -61,8 +61,10 @@ export interface SimOptions {
   readonly clock?: SimClock;
   /** Keep every request as received, in `Sim.requests`. */
   readonly recordRequests?: boolean;
-  /** Seed of ids and fault draws; default: random. */
+  /** Seed of the draws for faults with a probability; default: random. */
   readonly seed?: number;
+  /** Called when the process that is simulated has died: its ports are closed then. */
+  readonly onExit?: (reason: string) => void;
 }
 
 /** A served model name with its weights' root. */
@@ -110,6 +112,7 @@ export interface SimConfig {
   readonly clock: SimClock;
   readonly recordRequests: boolean;
   readonly seed: number | undefined;
+  readonly onExit: ((reason: string) => void) | undefined;
 }
 
 function toServedModel(model: string | SimModel): ServedModel {
@@ -162,5 +165,6 @@ export function resolveOptions(options: SimOptions): SimConfig {
     clock: options.clock ?? realClock,
     recordRequests: options.recordRequests ?? false,
     seed: options.seed,
+    onExit: options.onExit,
   };
 }

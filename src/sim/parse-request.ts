@@ -102,10 +102,11 @@ export function checkSchema(body: unknown, required: string): JsonObject {
 }
 
 function checkIds(ids: readonly unknown[], param: string): readonly number[] {
-  if (ids.length === 0 || !ids.every((id) => isInteger(id) && id >= 0 && id < vocabularySize)) {
+  const known = ids.filter((id) => isInteger(id)).filter((id) => id >= 0 && id < vocabularySize);
+  if (ids.length === 0 || known.length !== ids.length) {
     throw badRequest(`${param} must be a non-empty list of token ids within the vocabulary.`, param);
   }
-  return ids as readonly number[];
+  return known;
 }
 
 interface Prompt {
@@ -183,7 +184,7 @@ function readLimit(body: JsonObject, api: ApiKind, config: SimConfig): number | 
 }
 
 function readTools(body: JsonObject, config: SimConfig): ForcedTools | undefined {
-  const tools = Array.isArray(body['tools']) ? (body['tools'] as readonly unknown[]) : [];
+  const tools: readonly unknown[] = Array.isArray(body['tools']) ? body['tools'] : [];
   const choice = body['tool_choice'];
   if (isObject(choice)) {
     const fn = choice['function'];

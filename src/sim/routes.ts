@@ -160,9 +160,10 @@ async function answerGenerate(exchange: Exchange, context: RouteContext, api: Ap
     return;
   }
   if (fault?.kind === 'load_failure') request = { ...request, kv: breakHandle(request.kv) };
-  exchange.publicId = publicIdOf(exchange, body, api, context.drawHex);
+  const publicId = publicIdOf(exchange, body, api, context.drawHex);
+  exchange.suffix = context.drawHex(8);
   const meta: ReplyMeta = {
-    id: exchange.publicId,
+    id: publicId,
     created: Math.floor(config.clock.now() / 1000),
     model: request.model,
     fingerprint: fingerprintOf(config),
@@ -172,8 +173,8 @@ async function answerGenerate(exchange: Exchange, context: RouteContext, api: Ap
     engine,
     config,
     model,
-    publicId: exchange.publicId,
-    suffix: context.drawHex(8),
+    publicId,
+    suffix: exchange.suffix,
     slowMs: fault?.kind === 'slow' ? (fault.ms ?? 100) : 0,
     signal: exchange.signal,
   };

@@ -1,5 +1,5 @@
 import { drawFrom, type HashState } from './hash.ts';
-import { pairToken, special, type TokenizerKind, tokenBytes } from './tokenizer.ts';
+import { pairToken, special, type TokenizerKind } from './tokenizer.ts';
 
 const alphabet = [...`eeee  taoinshrdlucmfwypvbgkqjxz ETAOINSHRDLU 0123456789.,:;!?'"()-_/\\{}[]<>|&%$#@+=*~`].map(
   (char) => char.charCodeAt(0),
@@ -44,9 +44,4 @@ export function rankTokens(state: HashState, salt: number, chosen: number, top: 
     ranked.push({ id, logprob: first - ranked.length * 0.75 });
   }
   return ranked;
-}
-
-/** True if the token stands for visible text. */
-export function isVisible(token: number): boolean {
-  return tokenBytes(token).length > 0;
 }

@@ -1,4 +1,4 @@
-import { randomBytes, randomInt } from 'node:crypto';
+import { randomBytes, randomInt, randomUUID } from 'node:crypto';
 import { internalError } from './api-error.ts';
 import { sleepOn } from './clock.ts';
 import { Engine } from './engine.ts';
@@ -62,6 +62,10 @@ export interface Sim {
   close(): Promise<void>;
 }
 
+function drawHex(digits: number): string {
+  return randomBytes(digits / 2).toString('hex');
+}
+
 class RunningSim implements Sim {
   readonly role: SimRole;
   readonly requests: RecordedRequest[] = [];
@@ -69,19 +73,18 @@ class RunningSim implements Sim {
   private readonly config: SimConfig;
   private readonly front: HttpFront;
   private readonly faults: FaultBook;
-  private readonly random: () => number;
   private sidePort: number;
   private starts = 1;
   private received = 0;
   private startedAt = 0;
   private killed = false;
+  private closed = false;
   private changing: Promise<void> = Promise.resolve();
 
   constructor(config: SimConfig) {
     this.config = config;
     this.role = config.role;
-    this.random = createRandom(config.seed ?? randomInt(2 ** 32));
-    this.faults = new FaultBook(this.random);
+    this.faults = new FaultBook(createRandom(config.seed ?? randomInt(2 ** 32)));
     this.sidePort = config.sidePort;
     this.engine = this.createEngine(config.engineId);
     this.front = new HttpFront(
@@ -157,33 +160,32 @@ class RunningSim implements Sim {
     };
   }
 
-  setFault(rule: FaultRule): Promise<void> {
+  async setFault(rule: FaultRule): Promise<void> {
     this.faults.add(rule);
-    return rule.kind === 'refuse' ? this.change(() => this.front.stopListening()) : Promise.resolve();
+    if (rule.kind === 'refuse') await this.startRefusal(rule.ms);
   }
 
-  clearFaults(): Promise<void> {
+  async clearFaults(): Promise<void> {
     const refused = this.faults.refuses;
     this.faults.clear();
-    if (!refused || this.killed) return Promise.resolve();
-    return this.change(async () => {
-      if (!this.front.isListening) await this.front.listen();
-    });
+    if (refused) await this.listenAgain();
   }
 
   crash(): Promise<void> {
     return this.change(async () => {
       this.killed = true;
-      this.front.resetAll(false);
       await this.front.stopListening();
+      await this.front.resetAll(false);
       await this.engine.stop();
+      this.config.onExit?.('crash');
     });
   }
 
   restart(): Promise<void> {
     return this.change(async () => {
-      this.front.resetAll(false);
+      if (this.closed) return;
       await this.front.stopListening();
+      await this.front.resetAll(false);
       await this.engine.stop();
       this.engine = this.createEngine(undefined);
       this.starts += 1;
@@ -194,10 +196,26 @@ class RunningSim implements Sim {
   }
 
   close(): Promise<void> {
+    this.closed = true;
     return this.change(async () => {
       await this.front.stopListening();
-      this.front.resetAll(false);
+      await this.front.resetAll(false);
       await this.engine.stop();
+    });
+  }
+
+  private async startRefusal(ms: number | undefined): Promise<void> {
+    await this.change(() => this.front.stopListening());
+    if (ms === undefined) return;
+    this.config.clock.setTimeout(() => {
+      this.faults.endRefusal();
+      void this.listenAgain();
+    }, ms);
+  }
+
+  private listenAgain(): Promise<void> {
+    return this.change(async () => {
+      if (!this.killed && !this.closed && !this.faults.refuses && !this.front.isListening) await this.front.listen();
     });
   }
 
@@ -211,14 +229,17 @@ class RunningSim implements Sim {
   private createEngine(engineId: string | undefined): Engine {
     // Start times have steps of 10 ms and tell two lives apart.
     this.startedAt = Math.max(this.config.clock.now(), this.startedAt + 10);
-    return new Engine(this.config, engineId ?? this.drawUuid(), this.startedAt, (silent) => {
+    return new Engine(this.config, engineId ?? randomUUID(), this.startedAt, (silent) => {
       if (silent !== undefined) {
         for (const exchange of this.front.open) {
-          exchange.isSilent ||= exchange.publicId !== '' && silent.internalId.includes(exchange.publicId);
+          exchange.isSilent ||= exchange.suffix !== '' && silent.internalId.endsWith(`-${exchange.suffix}`);
         }
       }
       this.killed = true;
-      void this.change(() => this.exitAfterDeath());
+      const dying = this.engine;
+      void this.change(async () => {
+        if (this.engine === dying) await this.exitAfterDeath();
+      });
     });
   }
 
@@ -229,25 +250,9 @@ class RunningSim implements Sim {
       await new Promise((resolve) => setImmediate(resolve));
     }
     await this.front.stopListening();
-    this.front.resetAll(true);
+    await this.front.resetAll(true);
     await engine.stop();
-  }
-
-  private drawHex(digits: number): string {
-    if (this.config.seed === undefined)
-      return randomBytes(Math.ceil(digits / 2))
-        .toString('hex')
-        .slice(0, digits);
-    let text = '';
-    while (text.length < digits) text += Math.floor(this.random() * 16).toString(16);
-    return text;
-  }
-
-  private drawUuid(): string {
-    const hex = this.drawHex(32);
-    return [hex.slice(0, 8), hex.slice(8, 12), `4${hex.slice(13, 16)}`, `a${hex.slice(17, 20)}`, hex.slice(20)].join(
-      '-',
-    );
+    this.config.onExit?.(engine.deathReason ?? '');
   }
 
   private async handle(exchange: Exchange): Promise<void> {
@@ -272,7 +277,7 @@ class RunningSim implements Sim {
       engine: this.engine,
       config: this.config,
       fault,
-      drawHex: (digits) => this.drawHex(digits),
+      drawHex,
       load: this.front.open.size - 1,
     };
     await answer(exchange, context);
@@ -304,6 +309,7 @@ class RunningSim implements Sim {
         return false;
       case 'kill':
         await this.crash();
+        if (fault.ms !== undefined) this.config.clock.setTimeout(() => void this.restart(), fault.ms);
         return false;
       case 'restart':
         await this.restart();
@@ -331,7 +337,7 @@ class RunningSim implements Sim {
     if (rule.kind !== 'refuse') await this.setFault(rule);
     else this.faults.add(rule);
     sendJson(response, 200, { faults: this.faults.list() });
-    if (rule.kind === 'refuse') await this.change(() => this.front.stopListening());
+    if (rule.kind === 'refuse') await this.startRefusal(rule.ms);
   }
 }
 

@@ -5,9 +5,7 @@ import type { Sim } from '../../src/sim/start-sim.ts';
 import { at, eventsOf, objectAt, post, prefill, prefillFlags, sim, stopSims } from './sim-support.ts';
 
 // Key sets, key order and null members of replies recorded from real engines; values are replaced by their types.
-const golden: unknown = JSON.parse(
-  readFileSync(new URL('../fixtures/sim-shapes.json', import.meta.url), 'utf8'),
-);
+const golden: unknown = JSON.parse(readFileSync(new URL('../fixtures/sim-shapes.json', import.meta.url), 'utf8'));
 
 function shapeOf(value: unknown): unknown {
   if (value === null) return 'null';
@@ -53,7 +51,13 @@ const chatBody = (more: JsonObject = {}): JsonObject => ({
   temperature: 0,
   ...more,
 });
-const textBody = (more: JsonObject = {}): JsonObject => ({ model: 'tiny', prompt: long, max_tokens: 8, temperature: 0, ...more });
+const textBody = (more: JsonObject = {}): JsonObject => ({
+  model: 'tiny',
+  prompt: long,
+  max_tokens: 8,
+  temperature: 0,
+  ...more,
+});
 const withUsage = { stream: true, stream_options: { include_usage: true } };
 const continuous = { stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
 
@@ -66,10 +70,22 @@ test.each([
   ['v033-plain-chat-n2', chat, chatBody({ n: 2, temperature: 1 })],
   ['v033-plain-completion', completions, textBody()],
   ['v033-P-chat-for-nonstream', chat, chatBody({ max_tokens: 1, kv_transfer_params: prefillFlags })],
-  ['v033-P-chat-logprobs', chat, chatBody({ max_tokens: 1, logprobs: true, top_logprobs: 2, kv_transfer_params: prefillFlags })],
-  ['v033-P-chat-both-max-differ', chat, chatBody({ max_tokens: 1, max_completion_tokens: 9, kv_transfer_params: prefillFlags })],
+  [
+    'v033-P-chat-logprobs',
+    chat,
+    chatBody({ max_tokens: 1, logprobs: true, top_logprobs: 2, kv_transfer_params: prefillFlags }),
+  ],
+  [
+    'v033-P-chat-both-max-differ',
+    chat,
+    chatBody({ max_tokens: 1, max_completion_tokens: 9, kv_transfer_params: prefillFlags }),
+  ],
   ['v033-P-completion-for-nonstream', completions, textBody({ max_tokens: 1, kv_transfer_params: prefillFlags })],
-  ['v033-P-completion-two-prompts', completions, textBody({ prompt: [long, `x${long}`], max_tokens: 1, kv_transfer_params: prefillFlags })],
+  [
+    'v033-P-completion-two-prompts',
+    completions,
+    textBody({ prompt: [long, `x${long}`], max_tokens: 1, kv_transfer_params: prefillFlags }),
+  ],
   ['v033-plain-chat-stream-nousage', chat, chatBody({ stream: true })],
   ['v033-plain-chat-stream-usage', chat, chatBody(withUsage)],
   ['v033-plain-chat-stream-continuous-usage', chat, chatBody(continuous)],

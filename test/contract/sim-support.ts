@@ -1,6 +1,6 @@
 import { isObject, type JsonObject } from '../../src/sim/json.ts';
 import type { SimOptions } from '../../src/sim/options.ts';
-import { startSim, type Sim } from '../../src/sim/start-sim.ts';
+import { type Sim, startSim } from '../../src/sim/start-sim.ts';
 
 /** A reply as a client sees it; `json` is undefined for anything else. */
 export interface Reply {
@@ -123,6 +123,8 @@ export async function outcome(request: Promise<Reply>): Promise<string | number>
   } catch (error) {
     const text = error instanceof Error ? `${error.message} ${String(error.cause)}` : String(error);
     if (text.includes('ECONNREFUSED')) return 'refused';
-    return text.includes('ECONNRESET') || text.includes('other side closed') || text.includes('terminated') ? 'reset' : text;
+    return text.includes('ECONNRESET') || text.includes('other side closed') || text.includes('terminated')
+      ? 'reset'
+      : text;
   }
 }

@@ -71,7 +71,7 @@ describe('chat completions', () => {
     );
     expect(reply.choices[0]?.message.tool_calls).toHaveLength(1);
     const streamed = await client.chat.completions.stream(body).finalChatCompletion();
-    expect(streamed.choices[0]?.message.tool_calls?.[0]?.function).toMatchObject({ name: 'weather' });
+    expect(streamed.choices[0]?.message.tool_calls?.[0]).toMatchObject({ function: { name: 'weather' } });
   });
 
   test('logprobs', async () => {

@@ -1,7 +1,10 @@
 import { once } from 'node:events';
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { type AddressInfo, createServer } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import { describe, expect, test } from 'vitest';
+import { describe, expect, onTestFinished, test } from 'vitest';
 import { type CliHost, runCli } from '../../src/cli/run.ts';
 import { simHint } from '../../src/cli/sim-hint.ts';
 import type { Config } from '../../src/config/schema.ts';
@@ -19,6 +22,7 @@ function fakeHost(line: string, parts: Partial<CliHost> = {}) {
     version: '1.2.3',
     nodeVersion: 'v0',
     terminal: false,
+    readLine: async () => new Uint8Array(),
     out: (text) => {
       seen.out += text;
     },
@@ -135,6 +139,48 @@ describe('check-config', () => {
     const { host, seen } = fakeHost('check-config /nowhere.yaml');
     expect(await runCli(host)).toBe(2);
     expect(seen.err).toBe('baton: /nowhere.yaml does not exist\n');
+  });
+});
+
+describe('keys of clients', () => {
+  const keysFile = (text: string): string => {
+    const folder = mkdtempSync(join(tmpdir(), 'baton-keys-'));
+    onTestFinished(() => rmSync(folder, { recursive: true }));
+    const file = join(folder, 'keys.txt');
+    writeFileSync(file, text);
+    return file;
+  };
+
+  test('hash-key makes a line that serve takes', async () => {
+    const { host, seen } = fakeHost('hash-key', { readLine: async () => Buffer.from('key-a\n') });
+    expect(await runCli(host)).toBe(0);
+    const started = fakeHost(`serve --api-keys-file ${keysFile(`# clients\nteam-a ${seen.out}`)}`);
+    expect(await runCli(started.host)).toBe(0);
+    expect(started.seen.events).toContain('start');
+  });
+
+  test('hash-key without a key is 2', async () => {
+    const { host, seen } = fakeHost('hash-key');
+    expect(await runCli(host)).toBe(2);
+    expect(seen).toMatchObject({ out: '', err: 'baton: no key on standard input\n' });
+  });
+
+  test('a mistake in their file is 2 and names the line, and nothing starts', async () => {
+    const file = keysFile('\nteam-a key-a\n');
+    const { host, seen } = fakeHost(`serve --api-keys-file ${file}`);
+    expect(await runCli(host)).toBe(2);
+    expect(seen.err).toMatch(/^[^\n]*keys\.txt:2: expected a tenant and a hash[^\n]*\n$/);
+    expect(seen.err).not.toContain('key-a');
+    expect(seen.events).toEqual([]);
+    const missing = fakeHost('serve --api-keys-file /nowhere/keys.txt');
+    expect(await runCli(missing.host)).toBe(2);
+    expect(missing.seen.err).toBe('auth.api_keys_file (--api-keys-file): /nowhere/keys.txt does not exist\n');
+  });
+
+  test('their file is for the facade: elsewhere it is not read', async () => {
+    const { host, seen } = fakeHost('serve --roles kvstore --log-level error --api-keys-file /nowhere/keys.txt');
+    expect(await runCli(host)).toBe(0);
+    expect(seen.err).toBe('');
   });
 });
 

@@ -45,6 +45,7 @@ describe('defaults', () => {
         streamBufferBytes: 262_144,
         metrics: false,
       },
+      auth: {},
       rpc: { host: '127.0.0.1', port: 50_051, insecure: false },
       admin: { host: '127.0.0.1', port: 29_000, insecure: false },
       kvConnector: 'nixl',
@@ -166,14 +167,14 @@ describe('the file', () => {
 
   test('each mistake has its line, its path and what to write', () => {
     expect(problems({ fileText: fixture('broken.yaml') })).toEqual([
-      'baton.yaml:3:3: facade.port: expected a port from 0 to 65535 (0 takes any free port) or "off", got 70000',
       'baton.yaml:2:3: facade.prot: unknown key; did you mean facade.port?',
-      expect.stringMatching(/^baton\.yaml:11:1: rpc: expected a section with host, port, insecure \.\.\., got 50051$/),
+      'baton.yaml:3:3: facade.port: expected a port from 0 to 65535 (0 takes any free port) or "off", got 70000',
+      'baton.yaml:5:3: timeouts.connect: expected a duration like "3s", "500ms" or 0 for off, got "3 seconds"',
+      'baton.yaml:6:3: timeouts.conect: unknown key; did you mean timeouts.connect?',
       'baton.yaml:8:5: instances[0].url: "10.0.0.1:8100" has no scheme; write "http://10.0.0.1:8100"',
       'baton.yaml:9:5: instances[0].role: expected one of prefill, decode, both, got "prefil"; did you mean prefill?',
       'baton.yaml:10:5: instances[1].url: expected a URL like "http://10.0.0.1:8100", got nothing',
-      'baton.yaml:5:3: timeouts.connect: expected a duration like "3s", "500ms" or 0 for off, got "3 seconds"',
-      'baton.yaml:6:3: timeouts.conect: unknown key; did you mean timeouts.connect?',
+      'baton.yaml:11:1: rpc: expected a section with host, port, insecure ..., got 50051',
       'baton.yaml:12:1: port: unknown key; did you mean facade.port?',
     ]);
   });
@@ -389,6 +390,24 @@ describe('what belongs together', () => {
     ]);
     expect(problems({ flags: { 'engine-auth': 'replace' }, env: { OPENAI_API_KEY: 'k' } })).toEqual([]);
     expect(problems({ fileText: 'pools: {prefill: {api_key: k}}\n', flags: { 'engine-auth': 'replace' } })).toEqual([]);
+  });
+
+  test('a file of keys is for the facade, and its keys are not for engines', () => {
+    const flags = { 'api-keys-file': 'keys.txt' };
+    expect(good({ flags }).auth).toEqual({ apiKeysFile: 'keys.txt' });
+    expect(good({ env: { BATON_API_KEYS_FILE: 'keys.txt' } }).auth).toEqual({ apiKeysFile: 'keys.txt' });
+    expect(good({ fileText: 'auth:\n  api_keys_file: keys.txt\n' }).auth).toEqual({ apiKeysFile: 'keys.txt' });
+    expect(warnings({ flags })).toEqual([]);
+    expect(warnings({ flags: { ...flags, 'engine-auth': 'forward' } })).toEqual([
+      '--engine-auth: "forward" sends the keys with which clients come to baton on to the engines',
+    ]);
+    expect(warnings({ flags: { ...flags, roles: 'kvstore' } })).toEqual([
+      '--api-keys-file: has no effect, because the facade does not run here (--roles)',
+    ]);
+    expect(problems({ fileText: 'auth: {api_keys_file: [a]}\n' })[0]).toMatch(
+      /^baton\.yaml:1:8: auth\.api_keys_file: expected a text/,
+    );
+    expect(problems({ fileText: 'api_keys_file: a\n' })[0]).toContain('did you mean auth.api_keys_file?');
   });
 
   test('flags of another connector are accepted with a warning', () => {

@@ -122,7 +122,7 @@ describe('readEvent', () => {
         choices: [
           { index: 2, delta: {}, finish_reason: 'length', token_ids: [9] },
           { index: 0, delta: { content: 'x' }, finish_reason: null, token_ids: [1, 2] },
-          { delta: {}, finish_reason: 'stop' },
+          { delta: {}, finish_reason: 'stop', token_ids: [8], prompt_token_ids: [8] },
         ],
         prompt_token_ids: [5, 6],
       }),

@@ -1,0 +1,127 @@
+import type { Api } from './facts.ts';
+import { decodeString, findMember, type ScannedObject, scanArray, scanObject } from './json-scan.ts';
+
+/**
+ * Whether a prompt's tokens can be proven before a handle is used: each member of the body either cannot shape the
+ * prompt, or the engine's `/tokenize` honours it. The lists are those of vLLM 0.32 and 0.33 (their request models);
+ * anything else, members of later versions included, could shape the prompt unseen.
+ */
+export const PROVEN_VERSIONS = /^0\.3[23]\./;
+
+/** Members that reach sampling, output or bookkeeping, never the prompt. */
+const HARMLESS = new Set([
+  'allowed_token_ids',
+  'bad_words',
+  'cache_salt',
+  'conversation_id',
+  'frequency_penalty',
+  'ignore_eos',
+  'include_reasoning',
+  'include_stop_str_in_output',
+  'length_penalty',
+  'logit_bias',
+  'logprob_token_ids',
+  'logprobs',
+  'max_completion_tokens',
+  'max_tokens',
+  'metadata',
+  'min_p',
+  'min_tokens',
+  'model',
+  'n',
+  'parallel_tool_calls',
+  'presence_penalty',
+  'priority',
+  'prompt_cache_key',
+  'repetition_detection',
+  'repetition_penalty',
+  'request_id',
+  'return_token_ids',
+  'return_token_offsets',
+  'return_tokens_as_token_ids',
+  'return_weight_versions',
+  'safety_identifier',
+  'seed',
+  'service_tier',
+  'session_id',
+  'skip_special_tokens',
+  'spaces_between_special_tokens',
+  'stop',
+  'stop_token_ids',
+  'store',
+  'stream',
+  'stream_interval',
+  'stream_options',
+  'temperature',
+  'thinking_token_budget',
+  'top_k',
+  'top_logprobs',
+  'top_p',
+  'user',
+  'vllm_xargs',
+]);
+
+/** Members that shape the prompt and that `/tokenize` takes too. */
+const HONOURED: Readonly<Record<Api, ReadonlySet<string>>> = {
+  'chat.completions': new Set([
+    'add_generation_prompt',
+    'add_special_tokens',
+    'chat_template',
+    'chat_template_kwargs',
+    'continue_final_message',
+    'messages',
+    'tools',
+  ]),
+  completions: new Set(['add_special_tokens', 'prompt']),
+};
+
+/** Values that are what an absent member means. */
+const NEUTRAL: Readonly<Record<string, readonly string[]>> = {
+  echo: ['false'],
+  tool_choice: ['"auto"'],
+  use_beam_search: ['false'],
+};
+
+/** Members that keep a handle from being used; `messages` or `prompt` among them where their form does. */
+export function unprovenMembers(api: Api, body: Uint8Array, scan: ScannedObject): readonly string[] {
+  const unproven = new Set<string>();
+  for (const { key, type, valueStart, valueEnd } of scan.members) {
+    if (type === 'null' || HARMLESS.has(key) || HONOURED[api].has(key)) continue;
+    const text = valueEnd - valueStart > 16 ? '' : ascii(body.subarray(valueStart, valueEnd));
+    if (!(NEUTRAL[key] ?? []).includes(text)) unproven.add(key);
+  }
+  if (api === 'chat.completions' && !hasOnlyText(body, scan)) unproven.add('messages');
+  return [...unproven];
+}
+
+/** The members that a call of `/tokenize` takes from the client's body. */
+export function tokenizeDrops(api: Api, scan: ScannedObject): ReadonlySet<string> {
+  const keys = scan.members.map(({ key }) => key);
+  return new Set(keys.filter((key) => key !== 'model' && !HONOURED[api].has(key)));
+}
+
+/** True when every message is text: media are rendered to tokens that no `/tokenize` call is compared for here. */
+function hasOnlyText(body: Uint8Array, scan: ScannedObject): boolean {
+  const messages = findMember(scan, 'messages');
+  if (messages?.type !== 'array') return false;
+  return (scanArray(body, messages.valueStart, messages.valueEnd) ?? []).every((element) => {
+    if (element.type !== 'object') return false;
+    const message = scanObject(body, element.valueStart, element.valueEnd);
+    if (message.kind !== 'object') return false;
+    const content = findMember(message, 'content');
+    if (content === undefined || content.type === 'string' || content.type === 'null') return true;
+    if (content.type !== 'array') return false;
+    const parts = scanArray(body, content.valueStart, content.valueEnd) ?? [];
+    return parts.every((part) => {
+      if (part.type === 'string') return true;
+      if (part.type !== 'object') return false;
+      const object = scanObject(body, part.valueStart, part.valueEnd);
+      const type = object.kind === 'object' ? findMember(object, 'type') : undefined;
+      return type?.type === 'string' && decodeString(body, type) === 'text';
+    });
+  });
+}
+
+function ascii(bytes: Uint8Array): string {
+  return String.fromCharCode(...bytes);
+}

@@ -1,0 +1,40 @@
+import { createHash } from 'node:crypto';
+import type { IncomingHttpHeaders } from 'node:http';
+import { BatonError } from '../core/errors.ts';
+import { ANONYMOUS, type ApiKeys, bearerKey, credentialTenant, presentedCredential } from '../core/tenant.ts';
+
+/** Whom a request belongs to, or why it is refused. */
+export type Authentication =
+  | { readonly kind: 'ok'; readonly tenant: string }
+  | { readonly kind: 'refused'; readonly error: BatonError };
+
+/** Decides from the headers alone whom a request belongs to. */
+export type Authenticate = (headers: IncomingHttpHeaders) => Authentication;
+
+/**
+ * Makes the check of clients' credentials. `keys` is asked for every request; while it gives undefined nobody is
+ * refused, and the tenant is a hash of the credential, or `anonymous`.
+ */
+export function createAuthenticate(keys: () => ApiKeys | undefined): Authenticate {
+  return ({ authorization }) => {
+    const known = keys();
+    if (known === undefined) {
+      const credential = presentedCredential(authorization);
+      return { kind: 'ok', tenant: credential === undefined ? ANONYMOUS : credentialTenant(hashKey(credential)) };
+    }
+    const key = bearerKey(authorization);
+    // Looked up by its hash: how long that takes tells nothing about the keys.
+    const tenant = key === undefined ? undefined : known.get(hashKey(key));
+    if (tenant !== undefined) return { kind: 'ok', tenant };
+    const message =
+      authorization === undefined
+        ? 'An API key is needed: send it as `Authorization: Bearer KEY`.'
+        : 'The API key is not valid.';
+    return { kind: 'refused', error: new BatonError({ reason: 'CREDENTIAL_REQUIRED', message }) };
+  };
+}
+
+// Node gives each byte of a header as one character.
+function hashKey(key: string): string {
+  return createHash('sha256').update(key, 'latin1').digest('hex');
+}

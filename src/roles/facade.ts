@@ -1,0 +1,119 @@
+import { create } from '@bufbuild/protobuf';
+import type { Client } from '@connectrpc/connect';
+import type { FastifyInstance } from 'fastify';
+import type { Router } from '../../gen/baton/v1/router_pb.ts';
+import { TokenChainSchema } from '../../gen/baton/v1/tokens_pb.ts';
+import { loadApiKeys } from '../config/load.ts';
+import { formatProblem } from '../config/problem.ts';
+import type { Config, InstanceConfig } from '../config/schema.ts';
+import { CONNECTORS } from '../connectors/index.ts';
+import { buildChain } from '../core/chain.ts';
+import { decideEngineAuth } from '../core/engine-auth.ts';
+import type { ApiKeys } from '../core/tenant.ts';
+import type { EngineClient } from '../engine/client.ts';
+import { createAuthenticate } from '../http/authenticate.ts';
+import { buildFacade, type StoreHealth } from '../http/facade.ts';
+import type { Logger } from '../obs/log.ts';
+import { createLogLimit } from '../obs/log-limit.ts';
+import type { Metrics } from '../obs/metrics.ts';
+import { batonErrorFrom } from '../rpc/errors.ts';
+import type { EngineHeaders } from '../services/hand-over.ts';
+import type { InstanceView } from '../services/instance-view.ts';
+import { RetryBudget } from '../services/retry-budget.ts';
+import { sha256 } from '../services/sha256.ts';
+import { UnhealthyClock } from '../services/unhealthy-clock.ts';
+import { StartError } from './listen.ts';
+
+/** What the facade of a process is made of. */
+export interface FacadeParts {
+  readonly config: Config;
+  readonly view: InstanceView;
+  readonly router: Client<typeof Router>;
+  readonly metrics: Metrics;
+  readonly log: Logger;
+  readonly version: string;
+  readonly engines: EngineClient;
+  readonly engineHeaders: EngineHeadersOf;
+  readonly storeHealth: (() => Promise<StoreHealth>) | undefined;
+  readonly stack: AsyncDisposableStack;
+}
+
+/** Builds the facade; it does not listen yet. */
+export function buildFacadeOf(parts: FacadeParts): FastifyInstance {
+  const { config, view, router, metrics, log, version, engines, engineHeaders, storeHealth, stack } = parts;
+  const now = () => performance.now();
+  const unhealthy = stack.use(new UnhealthyClock(view, now));
+  const { timeouts } = config;
+  const apiKeys = readApiKeys(config);
+  return buildFacade({
+    handOver: {
+      router,
+      engines,
+      connectors: CONNECTORS,
+      remoteHost: config.kv.remoteHost,
+      engineHeaders,
+      chainOf: (tokenIds, seed) => create(TokenChainSchema, buildChain(tokenIds, seed, sha256)),
+      unhealthyForMs: (id) => unhealthy.unhealthyForMs(id),
+      toBatonError: (error) => batonErrorFrom(error, 'ROUTER_UNAVAILABLE'),
+      retryBudget: new RetryBudget(config.retry.budgetPercent),
+      limits: {
+        queueMs: timeouts.queueMs,
+        prefillColdMs: timeouts.prefillColdMs,
+        firstContentMs: timeouts.firstContentMs,
+        wholeReplyMs: timeouts.wholeReplyMs,
+        idleMs: timeouts.idleMs,
+        tokenizeMs: timeouts.tokenizeMs,
+        leaseMarginMs: config.kv.leaseMarginMs,
+        holdBytes: config.facade.holdBytes,
+        streamBufferBytes: config.facade.streamBufferBytes,
+      },
+      now,
+    },
+    view,
+    metrics,
+    log,
+    version,
+    clientKvTransferParams: config.facade.clientKvTransferParams,
+    authenticate: createAuthenticate(() => apiKeys),
+    reuseGuard: config.reuse.guard,
+    storeHealth,
+    identityHeaders: config.identity.headers,
+    unnamedTurns: createLogLimit(UNNAMED_TURNS_MS, now),
+    clientStallMs: timeouts.clientStallMs,
+    bodyLimitBytes: config.facade.bodyLimitBytes,
+    exposeMetrics: config.facade.metrics,
+    replyHeaders: config.sim === undefined ? {} : { 'x-baton-sim': '1' },
+  });
+}
+
+/** Between two warnings about requests that continue a conversation and do not name it. */
+const UNNAMED_TURNS_MS = 60_000;
+
+function readApiKeys(config: Config): ApiKeys | undefined {
+  if (config.auth.apiKeysFile === undefined) return undefined;
+  const loaded = loadApiKeys(config.auth.apiKeysFile);
+  if (loaded.kind === 'ok') return loaded.keys;
+  throw new StartError(loaded.problems.map(formatProblem).join('\n'));
+}
+
+/** Credential of a leg to an instance. */
+export type EngineHeadersOf = (instanceId: string, authorization: string | undefined) => EngineHeaders;
+
+/** Credentials of legs; instances that only a remote registry knows get the process-wide key. */
+export function engineHeadersOf(
+  config: Config,
+  instances: readonly InstanceConfig[],
+): EngineHeadersOf {
+  const byId = new Map(instances.map((instance) => [instance.id, instance]));
+  return (instanceId, clientAuthorization) => {
+    const instance = byId.get(instanceId);
+    const { authorization, auth } = decideEngineAuth({
+      mode: config.engineAuth,
+      engineKey: instance?.apiKey ?? config.openaiApiKey,
+      clientAuthorization,
+      batonAuthenticates: config.auth.apiKeysFile !== undefined,
+    });
+    return { headers: { ...instance?.headers, ...(authorization === undefined ? {} : { authorization }) }, auth };
+  };
+}
+

@@ -1,0 +1,108 @@
+import type { Client } from '@connectrpc/connect';
+import { InstanceState } from '../../gen/baton/v1/instance_pb.ts';
+import type { PoolRegistry } from '../../gen/baton/v1/pool_registry_pb.ts';
+import type { Config, InstanceConfig } from '../config/schema.ts';
+import type { Logger } from '../obs/log.ts';
+import type { Metrics } from '../obs/metrics.ts';
+import { connectRemote } from '../rpc/clients.ts';
+import type { InstanceView } from '../services/instance-view.ts';
+import { roleWord, stateWord } from '../services/instance-words.ts';
+import { PoolRegistryService } from '../services/pool-registry.ts';
+import { probeKeyOf } from '../services/probe-key.ts';
+import { RemoteView } from '../services/remote-view.ts';
+import { startSimPools } from '../sim/pools.ts';
+import { StartError } from './listen.ts';
+
+/** Starts the simulated engines of `--sim`. */
+export async function startSims(
+  config: Config,
+  stack: AsyncDisposableStack,
+  log: Logger,
+): Promise<readonly InstanceConfig[]> {
+  const { prefill = 0, decode = 0 } = config.sim ?? {};
+  const pools = stack.use(await startSimPools({ prefill, decode, engine: SIM_ENGINE }));
+  log.warn({ prefill, decode }, 'engines are simulated: answers are made up');
+  return [...pools.prefill, ...pools.decode].map(({ url, role }) => ({
+    id: new URL(url).host,
+    url,
+    role,
+    connector: config.kvConnector,
+    headers: {},
+    labels: {},
+    kvLeaseMs: SIM_ENGINE.kvLeaseMs,
+    decoderTtlMs: SIM_ENGINE.decoderTtlMs,
+    bidirectional: 'auto',
+    loadFailurePolicy: 'fail',
+  }));
+}
+
+/** vLLM's default lifetimes, and slow enough that a stream is seen to grow. */
+const SIM_ENGINE = {
+  kvLeaseMs: 30_000,
+  decoderTtlMs: 480_000,
+  fixedMs: 5,
+  prefillMsPerToken: 0.05,
+  decodeMsPerToken: 5,
+} as const;
+
+/** The registry of this process; it does not probe yet. */
+export function buildRegistry(
+  config: Config,
+  instances: readonly InstanceConfig[],
+  metrics: Metrics,
+  log: Logger,
+): PoolRegistryService {
+  return new PoolRegistryService({
+    instances,
+    health: config.health,
+    log,
+    probeKey: (instance) => probeKeyOf(instance, config),
+    onProbe: (kind) => metrics.probed(kind),
+  });
+}
+
+/**
+ * Waits until every instance has been looked at, or a moment has passed: the first requests then see the whole pools and
+ * not just the engine whose probe came back first.
+ */
+export function firstLook(view: InstanceView): Promise<void> {
+  return new Promise((resolve) => {
+    const settle = () => {
+      clearTimeout(timer);
+      unsubscribe();
+      resolve();
+    };
+    const isDone = () => view.snapshot().every(({ state }) => state !== InstanceState.STARTING);
+    const unsubscribe = view.onChange(() => {
+      if (isDone()) settle();
+    });
+    const timer = setTimeout(settle, FIRST_LOOK_MS);
+    if (isDone()) settle();
+  });
+}
+
+const FIRST_LOOK_MS = 1000;
+
+/** Clients of another process. */
+export function connectTo(url: string | undefined, stack: AsyncDisposableStack) {
+  if (url === undefined) throw new StartError('a role that runs elsewhere needs its URL (--router-url, --registry-url)');
+  return stack.use(connectRemote({ url }));
+}
+
+/** A process without a registry watches the one that its router uses, unless told another. */
+export function watchRemote(config: Config, stack: AsyncDisposableStack): RemoteView {
+  const client: Client<typeof PoolRegistry> = connectTo(config.registryUrl ?? config.routerUrl, stack).poolRegistry;
+  return stack.use(new RemoteView(client));
+}
+
+/** Feeds the metrics that show the pools. */
+export function watchPools(metrics: Metrics, view: InstanceView & { readonly stale?: boolean }): void {
+  metrics.watchInstances(() =>
+    view.snapshot().map(({ role, state }) => ({ role: roleWord(role), state: stateWord(state) })),
+  );
+  metrics.watchRegistryStale(() => view.stale ?? false);
+  const learnModels = () => metrics.setKnownModels(view.snapshot().flatMap(({ models }) => models.map(({ id }) => id)));
+  learnModels();
+  view.onChange(learnModels);
+}
+

@@ -1,0 +1,91 @@
+import type { Client } from '@connectrpc/connect';
+import type { KVCacheStore } from '../../gen/baton/v1/kv_cache_store_pb.ts';
+import type { Config } from '../config/schema.ts';
+import type { Policy } from '../core/policy.ts';
+import type { Logger } from '../obs/log.ts';
+import type { Metrics } from '../obs/metrics.ts';
+import { POLICIES } from '../policies/index.ts';
+import { BidirectionalTrials } from '../services/bidirectional-trials.ts';
+import { ConversationMemory } from '../services/conversation-memory.ts';
+import { HandleHabits } from '../services/handle-habits.ts';
+import type { InstanceView } from '../services/instance-view.ts';
+import { Reuse } from '../services/reuse.ts';
+import { ReusePlanner } from '../services/reuse-planner.ts';
+import { RouterService } from '../services/router.ts';
+import { TurnRecorder } from '../services/turn-recorder.ts';
+import { StartError } from './listen.ts';
+
+/** Builds the router of this process; without a store it plans without reuse. */
+export function buildRouter(
+  config: Config,
+  view: InstanceView,
+  store: Client<typeof KVCacheStore> | undefined,
+  metrics: Metrics,
+  log: Logger,
+): RouterService {
+  const router = new RouterService(view, {
+    rules: {
+      connector: config.kvConnector,
+      prefillPolicy: policyOf(config.policy.prefill),
+      decodePolicy: policyOf(config.policy.decode),
+      minUncachedTokens: config.disagg.minUncachedTokens,
+    },
+    queueMax: config.queue.max,
+    ...(store === undefined ? {} : { reuse: buildReuse(config, view, store, metrics, log) }),
+    observe: {
+      planned: (mode, reason) => metrics.planned(mode, reason),
+      queueLeft: (outcome, ms) => metrics.queueLeft(outcome, ms),
+    },
+  });
+  metrics.watchQueueDepth(() => router.queueDepth);
+  return router;
+}
+
+function policyOf(name: string): Policy {
+  const policies: Readonly<Record<string, Policy>> = POLICIES;
+  const policy = policies[name];
+  if (policy === undefined) throw new StartError(`unknown policy "${name}"; known: ${Object.keys(policies).join(', ')}`);
+  return policy;
+}
+
+
+function buildReuse(
+  config: Config,
+  view: InstanceView,
+  store: Client<typeof KVCacheStore>,
+  metrics: Metrics,
+  log: Logger,
+): Reuse {
+  const { guard } = config.reuse;
+  const trials = new BidirectionalTrials();
+  const memory = new ConversationMemory();
+  const habits = new HandleHabits();
+  const planner = new ReusePlanner(store, view, trials, memory, {
+    guard,
+    storeMs: config.timeouts.storeMs,
+    prefillWarmMs: config.timeouts.prefillWarmMs,
+    prefillWarmPerTokenMs: config.timeouts.prefillWarmPerTokenMs,
+    remoteHost: config.kv.remoteHost,
+  });
+  const recorder = new TurnRecorder(store, planner, memory, habits, guard);
+  return new Reuse(
+    { view, planner, recorder, trials, memory, habits },
+    {
+      clientBound: config.identity.clientBound,
+      observe: {
+        handleFate: (fate) => metrics.decodeHandle(fate),
+        alarm: (instance, what) => {
+          metrics.reuseAlarm(what);
+          log.error({ instance, what }, ALARMS[what]);
+        },
+      },
+    },
+  );
+}
+
+const ALARMS = {
+  switched_off: 'a prefill engine hung on the first handle it got: is bidirectional_kv_xfer on? It gets no more handles',
+  pair_barred: 'a prefill engine hung while it read from a decode engine; the pair gets no more handles',
+  drain: 'a prefill engine hung on two handles and is drained',
+  guard_breach: 'a prefill engine used other tokens than those that were compared and is drained',
+} as const;

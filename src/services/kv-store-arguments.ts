@@ -1,0 +1,227 @@
+import type { Duration } from '@bufbuild/protobuf/wkt';
+import { durationMs } from '@bufbuild/protobuf/wkt';
+import type { Incarnation } from '../../gen/baton/v1/instance_pb.ts';
+import type {
+  EntryAtRevision,
+  EntryFilter,
+  EntryKey,
+  EntryOwner,
+  PutEntryRequest,
+  TakeEntryRequest,
+} from '../../gen/baton/v1/kv_cache_store_pb.ts';
+import type { TokenChain } from '../../gen/baton/v1/tokens_pb.ts';
+import {
+  type ChainSeed,
+  encodeTokenIds,
+  findChainFault,
+  findRawBlockFault,
+  type PackedChain,
+  type ProvablePrompt,
+  packChain,
+  promptOfChain,
+  promptOfIds,
+} from '../core/chain.ts';
+import { BatonError } from '../core/errors.ts';
+import type { AtRevision, StoreFilter, StoreKey, StoreLife, StoreLimits, StoreOwner } from '../stores/store.ts';
+import { sha256 } from './sha256.ts';
+
+/** Who calls the store; from the credential, never from the message. */
+export interface StoreCaller {
+  /** Tenant of the credential; also names the caller among others. */
+  readonly tenant: string;
+  /** Whether a key may name any tenant, as a router's credential does. */
+  readonly actsForAnyTenant: boolean;
+  /** Whether takes without a proof are permitted. */
+  readonly mayTakeUnverified: boolean;
+  /** Whether blocks may be taken for release and owners invalidated. */
+  readonly isOperator: boolean;
+}
+
+const MAX_NAME_BYTES = 512;
+const MAX_ADAPTER_BYTES = 4096;
+const MAX_CALL_KEY_BYTES = 128;
+const MAX_RAW_BLOCKS = 64;
+const MAX_TTL_MS = 24 * 3_600_000;
+const MAX_CLAIM_MS = 3_600_000;
+const DEFAULT_CLAIM_MS = 120_000;
+const DEFAULT_MIN_TOKENS = 64;
+
+/** INVALID_ARGUMENT for one field, named by its path in the request. */
+export function invalidField(field: string, what: string): BatonError {
+  return new BatonError({ reason: 'INVALID_ARGUMENT', message: `${field} ${what}`, param: field, metadata: { field } });
+}
+
+/** LIMIT_EXCEEDED for a limit of the contract, named as in StoreLimits. */
+function overLimit(limit: string, max: number): BatonError {
+  return new BatonError({
+    reason: 'LIMIT_EXCEEDED',
+    message: `the limit ${limit} would be passed`,
+    metadata: { limit, max: String(max) },
+  });
+}
+
+/** The required text, at most 512 bytes of it. */
+export function requireName(field: string, text: string): string {
+  if (text === '') throw invalidField(field, 'is required');
+  return checkSize(field, text, MAX_NAME_BYTES);
+}
+
+/** The required idempotency key. */
+export function requireCallKey(text: string): string {
+  if (text === '') throw invalidField('idempotency_key', 'is required');
+  return checkSize('idempotency_key', text, MAX_CALL_KEY_BYTES);
+}
+
+/** A reason in the caller's words; empty is allowed. */
+export function checkReasonWord(reason: string): void {
+  if (reason !== '' && !/^[a-z][a-z0-9_]{0,63}$/.test(reason)) throw invalidField('reason', 'is not a snake_case word');
+}
+
+/** The tenant that a request means; TENANT_FORBIDDEN if the caller does not act for it. */
+function tenantOf(tenant: string, caller: StoreCaller, field = 'key.tenant'): string {
+  if (tenant === '' || tenant === caller.tenant) return caller.tenant;
+  if (!caller.actsForAnyTenant) {
+    throw new BatonError({
+      reason: 'TENANT_FORBIDDEN',
+      message: 'the credential does not act for this tenant',
+      metadata: { tenant: tenant.slice(0, MAX_NAME_BYTES) },
+    });
+  }
+  return checkSize(field, tenant, MAX_NAME_BYTES);
+}
+
+/** Tenant whose entries the caller sees; undefined sees all. */
+export function visibleTenant(caller: StoreCaller): string | undefined {
+  return caller.actsForAnyTenant ? undefined : caller.tenant;
+}
+
+/** The filter with what the caller may see. */
+export function readFilter(filter: EntryFilter | undefined, caller: StoreCaller): StoreFilter {
+  const named = filter?.tenant ?? '';
+  const tenant = named === '' ? visibleTenant(caller) : tenantOf(named, caller, 'filter.tenant');
+  return {
+    ...(tenant === undefined ? {} : { tenant }),
+    ...(filter === undefined || filter.instanceId === '' ? {} : { instanceId: filter.instanceId }),
+    ...(filter === undefined || filter.conversationId === '' ? {} : { conversationId: filter.conversationId }),
+  };
+}
+
+export function readKey(key: EntryKey | undefined, caller: StoreCaller): StoreKey {
+  if (key === undefined) throw invalidField('key', 'is required');
+  return {
+    tenant: tenantOf(key.tenant, caller),
+    model: requireName('key.model', key.model),
+    adapter: checkSize('key.adapter', key.adapter, MAX_ADAPTER_BYTES),
+    cacheSalt: checkSize('key.cache_salt', key.cacheSalt, MAX_NAME_BYTES),
+    conversationId: requireName('key.conversation_id', key.conversationId),
+  };
+}
+
+export function readOwner(owner: EntryOwner | undefined): StoreOwner {
+  if (owner === undefined) throw invalidField('owner', 'is required');
+  if (owner.incarnation === undefined) throw invalidField('owner.incarnation', 'is required');
+  checkSize('owner.incarnation.engine_id', owner.incarnation.engineId, MAX_NAME_BYTES);
+  return {
+    instanceId: requireName('owner.instance_id', owner.instanceId),
+    engineId: requireName('owner.engine_id', owner.engineId),
+    life: readLife(owner.incarnation),
+    compatGroup: checkSize('owner.compat_group', owner.compatGroup, MAX_NAME_BYTES),
+  };
+}
+
+function readLife(life: Incarnation): StoreLife {
+  return { processStartSeconds: life.processStartSeconds, engineId: life.engineId, generation: life.generation };
+}
+
+export function readConnector(connector: string): string {
+  if (connector === '') throw invalidField('connector', 'is required');
+  if (connector.length > 64 || !/^[a-z0-9]+(-[a-z0-9]+)*$/.test(connector)) {
+    throw invalidField('connector', 'is not a kebab-case name');
+  }
+  return connector;
+}
+
+/** Milliseconds for which the blocks of a put are there. */
+export function readTtl(ttl: PutEntryRequest['remainingTtl']): number {
+  if (ttl === undefined) throw invalidField('remaining_ttl', 'is required');
+  return readDuration('remaining_ttl', ttl, MAX_TTL_MS, '24 h');
+}
+
+/** Milliseconds for which a claim stays open. */
+export function readClaimDeadline(deadline: Duration | undefined): number {
+  if (deadline === undefined) return DEFAULT_CLAIM_MS;
+  return readDuration('claim_deadline', deadline, MAX_CLAIM_MS, '1 h');
+}
+
+/** Least number of equal tokens that a take is worth. */
+export function readMinTokens(minTokens: number): number {
+  return minTokens === 0 ? DEFAULT_MIN_TOKENS : minTokens;
+}
+
+export function readRevision(field: string, at: EntryAtRevision): AtRevision {
+  if (at.revision === 0n) throw invalidField(`${field}.revision`, 'is required');
+  return { entryId: requireName(`${field}.entry_id`, at.entryId), revision: at.revision };
+}
+
+export function readPutPrecondition(request: PutEntryRequest): 'absent' | AtRevision | undefined {
+  const condition = request.precondition?.condition;
+  if (request.precondition === undefined || condition === undefined) return undefined;
+  if (condition.case === undefined) throw invalidField('precondition', 'has no condition');
+  return condition.case === 'absent' ? 'absent' : readRevision('precondition.revision', condition.value);
+}
+
+/** The chain of a put, in memory of its own. */
+export function readChain(chain: TokenChain, limits: StoreLimits): PackedChain {
+  checkChain('chain', chain, limits);
+  return packChain(chain);
+}
+
+/** The prompt of a take and the bytes that stand for it in a fingerprint; undefined without one. */
+export function readPrompt(
+  prompt: TakeEntryRequest['prompt'],
+  seed: ChainSeed,
+  limits: StoreLimits,
+): { readonly prompt: ProvablePrompt; readonly bytes?: Uint8Array } | undefined {
+  switch (prompt.case) {
+    case undefined:
+      return undefined;
+    case 'tokenIds': {
+      const { tokenIds } = prompt.value;
+      if (tokenIds.length > limits.promptTokens) throw overLimit('prompt_tokens', limits.promptTokens);
+      const bytes = encodeTokenIds(tokenIds);
+      return { prompt: promptOfIds(tokenIds, seed, sha256, bytes), bytes };
+    }
+    case 'promptChain': {
+      const { chain, rawBlocks } = prompt.value;
+      if (chain === undefined) throw invalidField('prompt_chain.chain', 'is required');
+      checkChain('prompt_chain.chain', chain, limits);
+      if (rawBlocks.length > MAX_RAW_BLOCKS) {
+        throw invalidField('prompt_chain.raw_blocks', `has more than ${MAX_RAW_BLOCKS} blocks`);
+      }
+      const fault = findRawBlockFault(chain, rawBlocks);
+      if (fault !== undefined) throw invalidField(`prompt_chain.raw_blocks.${fault.field}`, fault.what);
+      return { prompt: promptOfChain(chain, rawBlocks) };
+    }
+  }
+}
+
+function checkChain(field: string, chain: TokenChain, limits: StoreLimits): void {
+  if (chain.digests.length > limits.chainDigests) throw overLimit('chain_digests', limits.chainDigests);
+  const fault = findChainFault(chain);
+  if (fault !== undefined) throw invalidField(`${field}.${fault.field}`, fault.what);
+}
+
+function readDuration(field: string, duration: Duration, maxMs: number, max: string): number {
+  const ms = durationMs(duration);
+  if (ms <= 0) throw invalidField(field, 'is not positive');
+  if (ms > maxMs) throw invalidField(field, `is more than ${max}`);
+  return ms;
+}
+
+function checkSize(field: string, text: string, maxBytes: number): string {
+  // A UTF-16 unit is at most three bytes of UTF-8, so most texts need no count.
+  if (text.length * 3 > maxBytes && Buffer.byteLength(text) > maxBytes) {
+    throw invalidField(field, `is longer than ${maxBytes} bytes`);
+  }
+  return text;
+}

@@ -1,0 +1,144 @@
+import { create } from '@bufbuild/protobuf';
+import {
+  type Leg,
+  LegEnding,
+  type LegReport,
+  LegReportSchema,
+  type Plan,
+  ReportOutcomeRequestSchema,
+  ReuseOutcome,
+  type Target,
+} from '../../gen/baton/v1/router_pb.ts';
+import type { LegTarget } from '../connectors/connector.ts';
+import { type Edits, spliceObject } from '../core/json-scan.ts';
+import { decodeKvTransferParams } from '../core/kv-transfer.ts';
+import type { LegRequest } from '../engine/client.ts';
+import type { ReplyFacts } from './decode-leg.ts';
+import { toDuration } from './durations.ts';
+import type { GenerateRequest, HandOverDeps } from './hand-over.ts';
+import type { FailedLeg, LegAuth } from './leg.ts';
+
+/** Repeats of one request after which its failure is taken for final. */
+const MAX_RETRIES = 4;
+/** Limit for a report; nobody waits for it. */
+const REPORT_MS = 5000;
+
+const FAILED_ENDINGS: Readonly<Record<FailedLeg['cause'], LegEnding>> = {
+  not_sent: LegEnding.NOT_SENT,
+  stale: LegEnding.RESET,
+  reset: LegEnding.RESET,
+  started: LegEnding.RESET,
+  timeout: LegEnding.TIMEOUT,
+  unhealthy: LegEnding.TIMEOUT,
+  status: LegEnding.SERVER_ERROR,
+};
+
+/** The legs of one request: makes them, counts repeats, keeps what is told of them and tells the router. */
+export class LegBook {
+  readonly plan: Plan;
+  readonly legs: LegReport[] = [];
+  readonly retries: string[] = [];
+  outcome: ReuseOutcome;
+  guardBreach = false;
+  readonly #deps: HandOverDeps;
+  readonly #request: GenerateRequest;
+  /** Legs whose request may have reached an engine: each further one gets an id of its own. */
+  #attempt = 0;
+  #unreported = 0;
+
+  constructor(deps: HandOverDeps, request: GenerateRequest, plan: Plan) {
+    this.#deps = deps;
+    this.#request = request;
+    this.plan = plan;
+    this.outcome = plan.reuseOutcome;
+  }
+
+  /** A leg to `target`: the client's bytes with the connector's edits. */
+  makeRequest(target: Target, edits: Edits, fresh: boolean): { request: LegRequest; auth: LegAuth } {
+    const { body, scan, path, requestId, authorization, headers } = this.#request;
+    const credential = this.#deps.engineHeaders(target.instanceId, authorization);
+    const request: LegRequest = {
+      url: target.url,
+      method: 'POST',
+      path,
+      headers: {
+        ...headers,
+        ...credential.headers,
+        'content-type': 'application/json',
+        'accept-encoding': 'identity',
+        'x-request-id': this.#attempt === 0 ? requestId : `${requestId}-r${this.#attempt}`,
+      },
+      body: spliceObject(body, scan, edits),
+      ...(fresh ? { fresh } : {}),
+    };
+    return { request, auth: credential.auth };
+  }
+
+  /** Asks for one more leg; the next one then has an id of its own. */
+  mayRetry(reason: string): boolean {
+    if (this.retries.length >= MAX_RETRIES || !this.#deps.retryBudget.take()) return false;
+    this.retries.push(reason);
+    this.#attempt += 1;
+    return true;
+  }
+
+  note(leg: Leg, target: Target, ending: LegEnding, startedAt: number, more: NoteDetails = {}): void {
+    const duration = toDuration(this.#deps.now() - startedAt);
+    this.legs.push(create(LegReportSchema, { leg, instanceId: target.instanceId, ending, duration, ...more }));
+  }
+
+  noteFailure(leg: Leg, target: Target, result: FailedLeg, startedAt: number, warm = false): void {
+    const httpStatus = result.cause === 'status' ? result.refusal.status : 0;
+    const busy = httpStatus === 429 || httpStatus === 503;
+    this.note(leg, target, busy ? LegEnding.BUSY : FAILED_ENDINGS[result.cause], startedAt, { httpStatus, warm });
+    // Other requests should not have to find out by themselves.
+    if (result.cause === 'not_sent') this.report(false, 0, undefined);
+  }
+
+  /** Off the client's path: nobody waits for it, and a router that is away costs nothing but the news. */
+  report(final: boolean, status: number, reply: ReplyFacts | undefined): void {
+    const legs = this.legs.slice(this.#unreported);
+    this.#unreported = this.legs.length;
+    const raw = final ? reply?.kvTransferParams : undefined;
+    const handle = raw === undefined ? undefined : decodeKvTransferParams(raw);
+    const chain = handle === undefined || reply === undefined ? undefined : this.#chainOf(reply);
+    const message = create(ReportOutcomeRequestSchema, {
+      planId: this.plan.planId,
+      legs,
+      final,
+      status,
+      promptTokens: reply?.usage?.promptTokens ?? reply?.promptTokenIds?.length ?? 0,
+      completionTokens: reply?.usage?.completionTokens ?? 0,
+      reuseOutcome: this.outcome,
+      guardBreach: this.guardBreach,
+      paused: toDuration(reply?.pausedMs ?? 0),
+      ...(handle === undefined ? {} : { handle }),
+      ...(chain === undefined ? {} : { chain }),
+    });
+    this.#deps.router.reportOutcome(message, { timeoutMs: REPORT_MS }).catch(() => undefined);
+  }
+
+  /** The proof of what D holds: every token of prompt and reply, or nothing. */
+  #chainOf({ promptTokenIds, tokenIds, usage }: ReplyFacts) {
+    if (promptTokenIds === undefined || promptTokenIds.length === 0) return undefined;
+    const miscounted =
+      usage !== undefined &&
+      (usage.promptTokens !== promptTokenIds.length || usage.completionTokens !== tokenIds.length);
+    if (miscounted) return undefined;
+    const { facts } = this.#request;
+    const seed = { model: facts.model, adapter: this.plan.adapter, cacheSalt: facts.cacheSalt };
+    return this.#deps.chainOf([...promptTokenIds, ...tokenIds], seed);
+  }
+}
+
+/** What else is told of a leg. */
+export interface NoteDetails {
+  readonly httpStatus?: number;
+  readonly contentShown?: boolean;
+  readonly warm?: boolean;
+}
+
+/** What a connector may know of a target. */
+export function toLegTarget(target: Target): LegTarget {
+  return { instanceId: target.instanceId, url: target.url, blockSize: target.engine?.blockSize ?? 0 };
+}

@@ -1,0 +1,211 @@
+import { Leg, LegEnding, ReuseOutcome, type Target } from '../../gen/baton/v1/router_pb.ts';
+import type { Connector, PrefillReading, WarmHandle } from '../connectors/connector.ts';
+import { BatonError } from '../core/errors.ts';
+import { findMember } from '../core/json-scan.ts';
+import { readReply } from '../core/reply.ts';
+import type { ClientSink } from './client-sink.ts';
+import { toMs } from './durations.ts';
+import type { GenerateRequest, HandOverDeps } from './hand-over.ts';
+import { classifyStatus, type FailedLeg, type Refusal, refusalOf, runWholeLeg, type WholeReply } from './leg.ts';
+import { type LegBook, toLegTarget } from './leg-book.ts';
+
+/** P's offer to D, with the time after which it must not be used any more. */
+export interface Prefilled {
+  readonly kind: 'handle';
+  /** Raw `kv_transfer_params` of P's reply; what D gets is read from it for each D. */
+  readonly raw: Uint8Array | undefined;
+  readonly target: Target;
+  readonly usableUntil: number;
+  /** The prompt's token ids, where P was given them. */
+  readonly promptTokenIds: readonly number[];
+}
+
+/** What the prefill legs of a request came to. */
+export type PrefillOutcome =
+  | Prefilled
+  | { readonly kind: 'no-handle'; readonly reason: string }
+  | { readonly kind: 'stop'; readonly ending: 'refused' | 'failed'; readonly refusal: Refusal }
+  | { readonly kind: 'gone' };
+
+/** An earlier turn's handle that a prefill leg may carry once. */
+export interface Warm {
+  readonly handle: WarmHandle;
+  readonly instanceIds: ReadonlySet<string>;
+  /** Milliseconds, 0 = none. */
+  readonly deadlineMs: number;
+}
+
+/** Limit of vLLM's `kv_lease_duration` unless the instance says otherwise. */
+export const DEFAULT_LEASE_MS = 30_000;
+
+const NO_PREFILL = new BatonError({
+  reason: 'ENGINE_UNREACHABLE',
+  message: 'No prefill engine could be reached for this request.',
+  retryAfterMs: 1000,
+});
+
+/** Asks prefill instances in turn until one has computed the prompt; a stored handle goes along at most once. */
+export class PrefillPhase {
+  readonly #deps: HandOverDeps;
+  readonly #request: GenerateRequest;
+  readonly #sink: ClientSink;
+  readonly #book: LegBook;
+  readonly #connector: Connector;
+  #warm: Warm | undefined;
+  /** The instance that was asked last. */
+  instanceId: string | undefined;
+  /** Milliseconds that prefill legs took; undefined before the first that ended well. */
+  tookMs: number | undefined;
+
+  constructor(
+    deps: HandOverDeps,
+    request: GenerateRequest,
+    sink: ClientSink,
+    book: LegBook,
+    connector: Connector,
+    warm: Warm | undefined,
+  ) {
+    this.#deps = deps;
+    this.#request = request;
+    this.#sink = sink;
+    this.#book = book;
+    this.#connector = connector;
+    this.#warm = warm;
+  }
+
+  /** @param startFresh true after a reset: every leg then has a connection of its own. */
+  async run(candidates: readonly Target[], decode: Target, startFresh: boolean): Promise<PrefillOutcome> {
+    let last: Refusal | undefined;
+    let queue = [...candidates];
+    let fresh = startFresh;
+    for (let target = queue.shift(); target !== undefined; target = queue.shift()) {
+      this.instanceId = target.instanceId;
+      const warm = this.#warm?.instanceIds.has(target.instanceId) === true ? this.#warm : undefined;
+      const startedAt = this.#deps.now();
+      const result = await this.#send(target, warm, fresh, startedAt);
+      if (result.kind === 'gone' || result.kind === 'stop') return result;
+      if (result.kind === 'reply') {
+        const { reply } = result;
+        this.tookMs = (this.tookMs ?? 0) + (this.#deps.now() - startedAt);
+        const prefilled = this.#read(target, decode, warm, reply, startedAt);
+        if (prefilled !== 'other-prompt') return prefilled;
+        // P used other tokens than those that were compared: what it computed must not be used by anyone.
+        if (queue.length === 0 || !this.#book.mayRetry('guard')) return { kind: 'no-handle', reason: 'other_prompt' };
+        continue;
+      }
+      last = result.refusal;
+      if (result.cause === 'not_sent') continue;
+      const again = (result.cause === 'stale' && !fresh) || (warm !== undefined && queue.length === 0);
+      if (!again && queue.length === 0) break;
+      if (!this.#book.mayRetry(warm === undefined ? result.cause : 'warm')) break;
+      if (result.cause !== 'status') fresh = true;
+      // A warm leg that failed is repeated without the handle, elsewhere if there is an elsewhere.
+      if (again) queue = [target, ...queue];
+    }
+    return { kind: 'stop', ending: 'failed', refusal: last ?? refusalOf(NO_PREFILL) };
+  }
+
+  async #send(
+    target: Target,
+    warm: Warm | undefined,
+    fresh: boolean,
+    startedAt: number,
+  ): Promise<
+    | { readonly kind: 'reply'; readonly reply: WholeReply }
+    | FailedLeg
+    | Extract<PrefillOutcome, { readonly kind: 'stop' | 'gone' }>
+  > {
+    const { engines, limits, now } = this.#deps;
+    const { api, facts, scan } = this.#request;
+    const isWarm = warm !== undefined;
+    const edits = this.#connector.prefill({
+      api,
+      facts,
+      target: toLegTarget(target),
+      hasMaxCompletionTokens: findMember(scan, 'max_completion_tokens') !== undefined,
+      ...(warm === undefined ? {} : { warm: warm.handle }),
+    });
+    const { request, auth } = this.#book.makeRequest(target, edits, fresh);
+    const result = await runWholeLeg(engines, request, {
+      timeoutMs: warm?.deadlineMs ?? limits.prefillColdMs,
+      signal: this.#sink.signal,
+      now,
+    });
+    if (result.kind === 'gone') {
+      this.#book.note(Leg.PREFILL, target, LegEnding.ABORTED, startedAt, { warm: isWarm });
+      return result;
+    }
+    const problem =
+      result.kind === 'failed' ? result : classifyStatus(result.status, result.headers, result.body, auth);
+    if (problem?.kind === 'refused') {
+      const httpStatus = result.kind === 'reply' ? result.status : 0;
+      this.#book.note(Leg.PREFILL, target, LegEnding.CLIENT_ERROR, startedAt, { httpStatus, warm: isWarm });
+      return { kind: 'stop', ending: 'refused', refusal: problem.refusal };
+    }
+    if (problem !== undefined) {
+      this.#book.noteFailure(Leg.PREFILL, target, problem, startedAt, isWarm);
+      // Only a leg that was never sent leaves the handle unspent.
+      if (isWarm && problem.cause !== 'not_sent') this.#spend(ReuseOutcome.WARM_FAILED_COLD_RETRY);
+      return problem;
+    }
+    return result.kind === 'reply' ? { kind: 'reply', reply: result } : result;
+  }
+
+  #read(
+    target: Target,
+    decode: Target,
+    warm: Warm | undefined,
+    reply: WholeReply,
+    startedAt: number,
+  ): PrefillOutcome | 'other-prompt' {
+    const facts = readReply(reply.body);
+    const raw = facts.kind === 'ok' ? facts.kvTransferParams : undefined;
+    const compared = warm?.handle.promptTokenIds ?? [];
+    if (warm !== undefined && compared.length > 0) {
+      const used = facts.kind === 'ok' ? facts.promptTokenIds : undefined;
+      if (!isEqual(used, compared)) {
+        this.#book.note(Leg.PREFILL, target, LegEnding.SERVER_ERROR, startedAt, { httpStatus: reply.status, warm: true });
+        this.#book.guardBreach = true;
+        this.#book.report(false, 0, undefined);
+        this.#book.guardBreach = false;
+        this.#spend(ReuseOutcome.WARM_FAILED_COLD_RETRY);
+        return 'other-prompt';
+      }
+    }
+    const details = { httpStatus: reply.status, warm: warm !== undefined };
+    const reading = readFor(this.#connector, this.#deps, raw, target, decode);
+    if (reading.kind === 'none') {
+      this.#book.note(Leg.PREFILL, target, LegEnding.NO_HANDLE, startedAt, details);
+      this.#warm = undefined;
+      return { kind: 'no-handle', reason: reading.reason };
+    }
+    this.#book.note(Leg.PREFILL, target, LegEnding.OK, startedAt, details);
+    if (warm !== undefined) this.#warm = undefined;
+    const leaseMs = toMs(target.kv?.lease) || DEFAULT_LEASE_MS;
+    const marginMs = Math.min(this.#deps.limits.leaseMarginMs, leaseMs / 3);
+    const usableUntil = reply.startedAt + leaseMs - marginMs;
+    return { kind: 'handle', raw, target, usableUntil, promptTokenIds: compared };
+  }
+
+  #spend(outcome: ReuseOutcome): void {
+    this.#warm = undefined;
+    this.#book.outcome = outcome;
+  }
+}
+
+/** P's handle as one D is to get it, or why that D must not. */
+export function readFor(
+  connector: Connector,
+  deps: HandOverDeps,
+  raw: Uint8Array | undefined,
+  prefill: Target,
+  decode: Target,
+): PrefillReading {
+  const context = { prefill: toLegTarget(prefill), decode: toLegTarget(decode), remoteHost: deps.remoteHost };
+  return connector.readPrefillReply(raw, context);
+}
+
+
+function isEqual(used: readonly number[] | undefined, compared: readonly number[]): boolean {
+  return used?.length === compared.length && compared.every((id, i) => used[i] === id);
+}

@@ -1,0 +1,140 @@
+import { randomUUID } from 'node:crypto';
+import type { Client } from '@connectrpc/connect';
+import { type Instance, InstanceState, Role } from '../../gen/baton/v1/instance_pb.ts';
+import type { KVCacheStore, TakenEntry } from '../../gen/baton/v1/kv_cache_store_pb.ts';
+import { compatGroup } from '../core/compat.ts';
+import { checkHandle } from '../core/handle-check.ts';
+import { releaseHandle } from '../core/handle-edit.ts';
+import { encodeKvTransferParams } from '../core/kv-transfer.ts';
+import { PROVEN_VERSIONS } from '../core/prompt-members.ts';
+import { type RemoteHostRule, usableRemoteHost } from '../core/remote-host.ts';
+import type { EngineClient } from '../engine/client.ts';
+import type { EngineHeaders } from './hand-over.ts';
+import type { InstanceView } from './instance-view.ts';
+import { runWholeLeg } from './leg.ts';
+
+/** What a release came to. */
+export type ReleaseResult = 'sent' | 'failed' | 'unusable';
+
+/** What a {@link ReleaseWorker} works with. */
+export interface ReleaseDeps {
+  readonly store: Client<typeof KVCacheStore>;
+  readonly view: InstanceView;
+  readonly engines: EngineClient;
+  readonly engineHeaders: (instanceId: string, authorization: string | undefined) => EngineHeaders;
+  readonly remoteHost: RemoteHostRule;
+  readonly observe: (result: ReleaseResult, blocks: number) => void;
+}
+
+/** Longest time for one release; it is a request for one token. */
+const RELEASE_MS = 10_000;
+/** How often queues are looked at that could not be emptied before. */
+const LOOK_MS = 5000;
+
+/**
+ * Frees blocks of decode engines that nobody will read: sends their handles with a count of 0 on requests of its own, one
+ * at a time for each prefill instance. No client waits for it, and what it cannot send the engines' own limit frees.
+ */
+export class ReleaseWorker implements AsyncDisposable {
+  readonly #deps: ReleaseDeps;
+  readonly #stop = new AbortController();
+  readonly #busy = new Map<string, Promise<void>>();
+  readonly #timer: NodeJS.Timeout;
+
+  constructor(deps: ReleaseDeps) {
+    this.#deps = deps;
+    this.#timer = setInterval(() => this.wake(), LOOK_MS);
+    this.#timer.unref();
+  }
+
+  /** Looks at the queues at once. */
+  wake(): void {
+    if (this.#stop.signal.aborted) return;
+    for (const owner of this.#deps.view.snapshot()) {
+      if (owner.role !== Role.DECODE) continue;
+      const carrier = this.#carrierFor(owner);
+      if (carrier === undefined) continue;
+      this.#busy.set(carrier.id, this.#work(owner, carrier));
+    }
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    clearInterval(this.#timer);
+    this.#stop.abort();
+    await Promise.all(this.#busy.values());
+  }
+
+  /** An idle prefill instance that is known to read from decode instances like this one. */
+  #carrierFor(owner: Instance): Instance | undefined {
+    const group = compatGroup(owner);
+    if (group === '' || !PROVEN_VERSIONS.test(owner.engine?.version ?? '')) return undefined;
+    return this.#deps.view
+      .snapshot()
+      .find(
+        (instance) =>
+          instance.role === Role.PREFILL &&
+          instance.state === InstanceState.READY &&
+          instance.kv?.bidirectional === 'on' &&
+          compatGroup(instance) === group &&
+          !this.#busy.has(instance.id),
+      );
+  }
+
+  async #work(owner: Instance, carrier: Instance): Promise<void> {
+    const sent = await this.#empty(owner, carrier);
+    this.#busy.delete(carrier.id);
+    // Other owners may have waited for this carrier.
+    if (sent > 0) this.wake();
+  }
+
+  /** @returns how many handles were taken. */
+  async #empty(owner: Instance, carrier: Instance): Promise<number> {
+    let count = 0;
+    while (!this.#stop.signal.aborted) {
+      let taken: TakenEntry | undefined;
+      try {
+        const message = { idempotencyKey: randomUUID(), instanceId: owner.id, max: 1, queuedOnly: true };
+        [taken] = (await this.#deps.store.takeForRelease(message)).taken;
+      } catch {
+        return count;
+      }
+      if (taken === undefined) return count;
+      count += 1;
+      const result = await this.#send(taken, owner, carrier);
+      this.#deps.observe(result, taken.handle?.remoteBlockIds?.groups[0]?.ids.length ?? 0);
+      // Whatever came of it: it may have reached the engine.
+      await this.#deps.store.commitClaim({ claimId: taken.claimId }).catch(() => undefined);
+      if (result === 'failed') return 0;
+    }
+    return count;
+  }
+
+  async #send({ entry, handle }: TakenEntry, owner: Instance, carrier: Instance): Promise<ReleaseResult> {
+    if (entry === undefined || handle === undefined) return 'unusable';
+    const check = checkHandle(handle, { flag: 'do_remote_decode', blockSize: entry.engineBlockSize });
+    const release = check.ok ? releaseHandle(handle) : undefined;
+    const host = usableRemoteHost(handle.remoteHost ?? '', this.#deps.remoteHost, owner.url, carrier.url);
+    if (release === undefined || host === undefined) return 'unusable';
+    const params = new TextDecoder().decode(encodeKvTransferParams({ ...release, remoteHost: host }));
+    const model = JSON.stringify(entry.key?.model ?? '');
+    const body = `{"model":${model},"prompt":[1],"max_tokens":1,"stream":false,"kv_transfer_params":${params}}`;
+    const { headers } = this.#deps.engineHeaders(carrier.id, undefined);
+    const result = await runWholeLeg(
+      this.#deps.engines,
+      {
+        url: carrier.url,
+        method: 'POST',
+        path: '/v1/completions',
+        headers: {
+          ...headers,
+          'content-type': 'application/json',
+          'accept-encoding': 'identity',
+          'x-request-id': `baton-release-${randomUUID()}`,
+        },
+        body: new TextEncoder().encode(body),
+      },
+      { timeoutMs: RELEASE_MS, signal: this.#stop.signal, now: () => 0 },
+    );
+    return result.kind === 'reply' && result.status === 200 ? 'sent' : 'failed';
+  }
+}

@@ -1,0 +1,357 @@
+import { create } from '@bufbuild/protobuf';
+import type { Client } from '@connectrpc/connect';
+import { type Instance, InstanceState } from '../../gen/baton/v1/instance_pb.ts';
+import {
+  type Entry,
+  type EntryKey,
+  EntryKeySchema,
+  type KVCacheStore,
+  type Miss,
+  MissReason,
+  type TakenEntry,
+  TakeEntryRequestSchema,
+  TokenIdsSchema,
+} from '../../gen/baton/v1/kv_cache_store_pb.ts';
+import type { KvTransferParams } from '../../gen/baton/v1/kv_transfer_pb.ts';
+import { type PrefillHandle, PrefillHandleSchema, type RequestFacts, ReuseOutcome } from '../../gen/baton/v1/router_pb.ts';
+import type { PromptTokens } from '../../gen/baton/v1/tokens_pb.ts';
+import { adapterRoot, compatGroup } from '../core/compat.ts';
+import { checkHandle } from '../core/handle-check.ts';
+import { cutHandle } from '../core/handle-edit.ts';
+import { PROVEN_VERSIONS } from '../core/prompt-members.ts';
+import { type RemoteHostRule, usableRemoteHost } from '../core/remote-host.ts';
+import type { Admission, BidirectionalTrials } from './bidirectional-trials.ts';
+import type { ConversationMemory } from './conversation-memory.ts';
+import type { InstanceView } from './instance-view.ts';
+import { toDuration } from './durations.ts';
+import { isSameLife } from './instance-record.ts';
+
+/** How it is proven that stored KV belongs to a prompt; `history` and `off` are unsafe. */
+export type GuardMode = 'exact' | 'history' | 'off';
+
+/** Settings of {@link ReusePlanner}; times in milliseconds. */
+export interface ReuseSettings {
+  readonly guard: GuardMode;
+  readonly storeMs: number;
+  readonly prefillWarmMs: number;
+  readonly prefillWarmPerTokenMs: number;
+  readonly remoteHost: RemoteHostRule;
+}
+
+/** What planning wants to know about earlier turns. */
+export interface ReuseRequest {
+  readonly facts: RequestFacts;
+  readonly planKey: string;
+  /** Unset on the first call of a planning. */
+  readonly prompt: PromptTokens | undefined;
+  /** Prefill instances that could take the leg, best first. */
+  readonly prefill: readonly Instance[];
+  readonly signal: AbortSignal;
+}
+
+/** The answer: a handle, a question, or neither. */
+export type ReuseStep =
+  | {
+      readonly kind: 'hit';
+      readonly outcome: ReuseOutcome;
+      readonly handle: PrefillHandle;
+      /** The first of them is to be asked first; only they may get the handle. */
+      readonly prefill: readonly Instance[];
+      readonly ownerId: string;
+      /** Claims the prefill instance's trial, if this leg is one. */
+      readonly admission: Admission;
+    }
+  | { readonly kind: 'need-tokens'; readonly instance: Instance }
+  | {
+      readonly kind: 'cold';
+      readonly outcome: ReuseOutcome;
+      /** Decode instance that holds the conversation's history, if one is known. */
+      readonly ownerId: string | undefined;
+    };
+
+/** Least number of equal tokens that an engine pulls at all (`kv_recompute_threshold`). */
+const MIN_TOKENS = 64;
+/** Limit for the first leg with a handle of an instance that may hang on it. */
+const TRIAL_MS = 30_000;
+/** A claim outlives the leg that uses it by this much, so that its end can be reported. */
+const CLAIM_SLACK_MS = 30_000;
+const MAX_CLAIM_MS = 3_600_000;
+
+const MISS_OUTCOMES: Readonly<Record<number, ReuseOutcome>> = {
+  [MissReason.EXPIRED]: ReuseOutcome.MISS_EXPIRED,
+  [MissReason.TAKEN]: ReuseOutcome.MISS_TAKEN,
+  [MissReason.RELEASED]: ReuseOutcome.MISS_RELEASED,
+  [MissReason.PREFIX_MISMATCH]: ReuseOutcome.MISS_MISMATCH,
+  [MissReason.OWNER_GONE]: ReuseOutcome.MISS_OWNER_GONE,
+  [MissReason.TOO_SMALL]: ReuseOutcome.MISS_TOO_SMALL,
+  [MissReason.STORE_EPOCH]: ReuseOutcome.MISS_STORE_EPOCH,
+  [MissReason.DISABLED]: ReuseOutcome.MISS_DISABLED,
+};
+
+/**
+ * Decides whether a turn may read the blocks of an earlier one: looks at the store, asks for the prompt's tokens only if
+ * there is something to compare them with, and takes an entry only for an instance that can read it.
+ */
+export class ReusePlanner {
+  readonly #store: Client<typeof KVCacheStore>;
+  readonly #view: InstanceView;
+  readonly #trials: BidirectionalTrials;
+  readonly #memory: ConversationMemory;
+  readonly #settings: ReuseSettings;
+
+  constructor(
+    store: Client<typeof KVCacheStore>,
+    view: InstanceView,
+    trials: BidirectionalTrials,
+    memory: ConversationMemory,
+    settings: ReuseSettings,
+  ) {
+    this.#store = store;
+    this.#view = view;
+    this.#trials = trials;
+    this.#memory = memory;
+    this.#settings = settings;
+  }
+
+  async plan(request: ReuseRequest): Promise<ReuseStep> {
+    const { facts, prompt } = request;
+    const ids = lookupIds(facts);
+    if (ids.length === 0) {
+      return cold(facts.continues ? ReuseOutcome.MISS_NEVER : ReuseOutcome.UNSPECIFIED);
+    }
+    const look = await this.#look(facts, ids, request.signal);
+    if (look.kind === 'cold') return look;
+    const chosen = this.#chooseReaders(request, look.entries);
+    if (chosen.kind === 'cold') return chosen;
+    const { readers, ownerId } = chosen;
+    const [reader] = readers;
+    if (reader === undefined) return cold(ReuseOutcome.MISS_DISABLED, ownerId);
+    if (this.#settings.guard === 'exact') {
+      if (facts.unprovenMembers.length > 0) return cold(ReuseOutcome.MISS_UNSUPPORTED, ownerId);
+      if (prompt === undefined) return { kind: 'need-tokens', instance: reader };
+      if (prompt.tokenIds.length === 0) return cold(ReuseOutcome.MISS_UNVERIFIABLE, ownerId);
+    }
+    return this.#take(request, look.key, readers, ownerId);
+  }
+
+  /** Peeks: nothing is claimed. */
+  async #look(
+    facts: RequestFacts,
+    ids: readonly string[],
+    signal: AbortSignal,
+  ): Promise<
+    { readonly kind: 'found'; readonly key: EntryKey; readonly entries: readonly Entry[] } | Extract<ReuseStep, { kind: 'cold' }>
+  > {
+    let miss: Miss | undefined;
+    for (const conversationId of ids) {
+      const key = this.keyOf(facts, conversationId);
+      try {
+        const answer = await this.#store.getEntry({ selector: { case: 'key', value: key } }, this.#budget(signal));
+        if (answer.entries.length > 0) return { kind: 'found', key, entries: answer.entries };
+        if (miss === undefined || miss.reason === MissReason.NEVER_STORED) miss = answer.miss;
+      } catch {
+        return cold(ReuseOutcome.MISS_STORE_UNAVAILABLE);
+      }
+    }
+    const remembered = this.#memory.get(this.memoryKey(facts));
+    const known = MISS_OUTCOMES[miss?.reason ?? MissReason.NEVER_STORED];
+    const ownerId = remembered?.decodeId;
+    if (known !== undefined) return cold(known, ownerId);
+    if (remembered?.noHandle !== undefined) return cold(remembered.noHandle, ownerId);
+    return cold(facts.continues ? ReuseOutcome.MISS_NEVER : ReuseOutcome.UNSPECIFIED, ownerId);
+  }
+
+  /** The prefill instances that can read from a living owner of the entries. */
+  #chooseReaders(
+    request: ReuseRequest,
+    entries: readonly Entry[],
+  ):
+    | { readonly kind: 'readers'; readonly readers: readonly Instance[]; readonly ownerId: string }
+    | Extract<ReuseStep, { kind: 'cold' }> {
+    let reason: ReuseOutcome = ReuseOutcome.MISS_OWNER_GONE;
+    for (const entry of entries) {
+      const owner = this.#livingOwner(entry);
+      if (owner === undefined) continue;
+      const group = entry.owner?.compatGroup ?? '';
+      if (this.#settings.guard === 'exact' && (group === '' || !PROVEN_VERSIONS.test(owner.engine?.version ?? ''))) {
+        reason = ReuseOutcome.MISS_UNVERIFIABLE;
+        continue;
+      }
+      reason = ReuseOutcome.MISS_DISABLED;
+      const readers = request.prefill.filter((prefill) => compatGroup(prefill) === group && this.#mayRead(prefill, owner.id));
+      if (readers.length > 0) return { kind: 'readers', readers, ownerId: owner.id };
+    }
+    return cold(reason, entries[0]?.owner?.instanceId);
+  }
+
+  /** Asks without opening a trial. */
+  #mayRead(prefill: Instance, decodeId: string): boolean {
+    return this.#trials.mayAdmit(prefill, decodeId);
+  }
+
+  #livingOwner(entry: Entry): Instance | undefined {
+    const { instanceId = '', incarnation } = entry.owner ?? {};
+    const owner = this.#view.snapshot().find(({ id }) => id === instanceId);
+    if (owner?.incarnation === undefined || incarnation === undefined) return undefined;
+    // A draining instance may still be read; a suspect one would only make the prefill leg fail.
+    const readable = owner.state === InstanceState.READY || owner.state === InstanceState.DRAINING;
+    return readable && isSameLife(owner.incarnation, incarnation) ? owner : undefined;
+  }
+
+  async #take(
+    request: ReuseRequest,
+    key: EntryKey,
+    readers: readonly Instance[],
+    ownerId: string,
+  ): Promise<ReuseStep> {
+    const { guard } = this.#settings;
+    const [reader] = readers;
+    if (reader === undefined) return cold(ReuseOutcome.MISS_DISABLED, ownerId);
+    // Opened before the take: a second trial at the same moment must not cost an entry.
+    const admission = this.#trials.admit(reader, ownerId);
+    if (admission === 'no') return cold(ReuseOutcome.MISS_DISABLED, ownerId);
+    const step = await this.#claim(request, key, reader, ownerId, admission);
+    if (step.kind !== 'hit') {
+      if (admission === 'trial') this.#trials.settle(reader, ownerId, 'other');
+      return step;
+    }
+    // While the reader is on trial no other instance gets the handle in its place.
+    const others = admission === 'trial' || guard !== 'exact' ? [] : readers.slice(1);
+    const prefill = [reader, ...others];
+    step.handle.instanceIds = prefill.map(({ id }) => id);
+    return { ...step, prefill };
+  }
+
+  async #claim(
+    request: ReuseRequest,
+    key: EntryKey,
+    reader: Instance,
+    ownerId: string,
+    admission: Admission,
+  ): Promise<ReuseStep> {
+    const { guard, prefillWarmMs } = this.#settings;
+    const tokenIds = guard === 'exact' ? (request.prompt?.tokenIds ?? []) : [];
+    const longestMs = this.#deadlineMs(tokenIds.length, admission);
+    const claimMs = longestMs === 0 ? MAX_CLAIM_MS : Math.min(MAX_CLAIM_MS, longestMs + CLAIM_SLACK_MS + prefillWarmMs);
+    const message = create(TakeEntryRequestSchema, {
+      idempotencyKey: `${request.planKey}:take`,
+      key,
+      minTokens: MIN_TOKENS,
+      compatGroup: compatGroup(reader),
+      claimDeadline: toDuration(claimMs),
+      allowUnverified: guard !== 'exact',
+    });
+    if (guard === 'exact') message.prompt = { case: 'tokenIds', value: create(TokenIdsSchema, { tokenIds }) };
+    let answer;
+    try {
+      answer = await this.#store.takeEntry(message, this.#budget(request.signal));
+    } catch {
+      return cold(ReuseOutcome.MISS_STORE_UNAVAILABLE, ownerId);
+    }
+    if (answer.result.case !== 'taken') {
+      const reason = answer.result.value?.reason ?? MissReason.NEVER_STORED;
+      return cold(MISS_OUTCOMES[reason] ?? ReuseOutcome.MISS_NEVER, ownerId);
+    }
+    return this.#useTaken(answer.result.value, reader, tokenIds.length, admission);
+  }
+
+  async #useTaken(taken: TakenEntry, reader: Instance, promptTokens: number, admission: Admission): Promise<ReuseStep> {
+    const { entry, handle, matchedTokens, claimId } = taken;
+    const owner = entry === undefined ? undefined : this.#livingOwner(entry);
+    if (entry === undefined || handle === undefined || owner === undefined) {
+      this.commit(claimId);
+      return cold(ReuseOutcome.MISS_OWNER_GONE);
+    }
+    const exact = this.#settings.guard === 'exact';
+    const whole = !exact || matchedTokens >= entry.storedTokens;
+    const usable = whole ? handle : cutHandle(handle, matchedTokens, entry.engineBlockSize);
+    const params = usable === undefined ? undefined : this.#checked(usable, entry, owner, reader);
+    if (params === undefined) {
+      // Never sent, not even as a release: the owner's own limit frees the blocks.
+      this.commit(claimId);
+      return cold(ReuseOutcome.MISS_NO_HANDLE, owner.id);
+    }
+    const prefillHandle = create(PrefillHandleSchema, {
+      params,
+      claimId,
+      entryId: entry.entryId,
+      matchedTokens: exact ? matchedTokens : entry.storedTokens,
+      storedTokens: entry.storedTokens,
+      cut: !whole,
+      deadline: toDuration(this.#deadlineMs(promptTokens - matchedTokens, admission)),
+      ...(entry.age === undefined ? {} : { age: entry.age }),
+    });
+    const outcome = whole ? ReuseOutcome.HIT : ReuseOutcome.HIT_CUT;
+    return { kind: 'hit', outcome, handle: prefillHandle, prefill: [reader], ownerId: owner.id, admission };
+  }
+
+  /** The last look before a handle leaves: a malformed one would kill or hang the engine that gets it. */
+  #checked(params: KvTransferParams, entry: Entry, owner: Instance, reader: Instance): KvTransferParams | undefined {
+    const blockSize = entry.engineBlockSize;
+    const readerBlocks = reader.engine?.blockSize ?? 0;
+    if (readerBlocks > 0 && blockSize > 0 && readerBlocks !== blockSize) return undefined;
+    const check = checkHandle(params, { flag: 'do_remote_decode', blockSize });
+    if (!check.ok) return undefined;
+    if (this.#settings.guard === 'exact' && (check.numTokens === undefined || blockSize === 0)) return undefined;
+    const host = usableRemoteHost(params.remoteHost ?? '', this.#settings.remoteHost, owner.url, reader.url);
+    if (host === undefined) return undefined;
+    return host === params.remoteHost ? params : { ...params, remoteHost: host };
+  }
+
+  /** Ends a claim whose handle was used or must not be; the deadline ends it if the store does not hear this. */
+  commit(claimId: string): void {
+    this.#store.commitClaim({ claimId }).catch(() => undefined);
+  }
+
+  /** Puts a handle back that provably never reached an engine. */
+  release(claimId: string, reason: string): void {
+    this.#store.releaseClaim({ claimId, reason }).catch(() => undefined);
+  }
+
+  /** The key of a conversation for these facts. */
+  keyOf(facts: RequestFacts, conversationId: string): EntryKey {
+    return create(EntryKeySchema, {
+      tenant: facts.tenant,
+      model: facts.model,
+      adapter: this.#adapterOf(facts),
+      cacheSalt: facts.cacheSalt,
+      conversationId,
+    });
+  }
+
+  /** Name of the conversation in the router's own memory. */
+  memoryKey(facts: RequestFacts): string {
+    return JSON.stringify([facts.tenant, facts.model, facts.cacheSalt, facts.conversationId]);
+  }
+
+  #adapterOf(facts: RequestFacts): string {
+    for (const instance of this.#view.snapshot()) {
+      const root = adapterRoot(instance, facts.model);
+      if (root !== '') return root;
+    }
+    return '';
+  }
+
+  #deadlineMs(uncachedTokens: number, admission: Admission): number {
+    const { prefillWarmMs, prefillWarmPerTokenMs } = this.#settings;
+    const warm = prefillWarmMs === 0 ? 0 : prefillWarmMs + Math.max(0, uncachedTokens) * prefillWarmPerTokenMs;
+    if (admission !== 'trial') return warm;
+    return warm === 0 ? TRIAL_MS : Math.min(warm, TRIAL_MS);
+  }
+
+  #budget(signal: AbortSignal): { signal: AbortSignal; timeoutMs?: number } {
+    const { storeMs } = this.#settings;
+    return storeMs === 0 ? { signal } : { signal, timeoutMs: storeMs };
+  }
+}
+
+function cold(outcome: ReuseOutcome, ownerId?: string): Extract<ReuseStep, { kind: 'cold' }> {
+  return { kind: 'cold', outcome, ownerId };
+}
+
+/** Conversations to look under, in order. */
+export function lookupIds(facts: RequestFacts): readonly string[] {
+  if (facts.lookupConversationIds.length > 0) return facts.lookupConversationIds;
+  return facts.conversationId === '' ? [] : [facts.conversationId];
+}
+

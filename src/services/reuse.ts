@@ -1,0 +1,240 @@
+import type { Instance } from '../../gen/baton/v1/instance_pb.ts';
+import {
+  Leg,
+  LegEnding,
+  type LegReport,
+  PlanMode,
+  type PrefillHandle,
+  type ReportOutcomeRequest,
+  type RequestFacts,
+  ReuseOutcome,
+} from '../../gen/baton/v1/router_pb.ts';
+import type { PromptTokens } from '../../gen/baton/v1/tokens_pb.ts';
+import type { Decision } from '../core/plan.ts';
+import type { BidirectionalTrials, HungVerdict } from './bidirectional-trials.ts';
+import type { ConversationMemory } from './conversation-memory.ts';
+import type { HandleHabits } from './handle-habits.ts';
+import type { InstanceView } from './instance-view.ts';
+import { lookupIds, type ReusePlanner, type ReuseStep } from './reuse-planner.ts';
+import type { HandleFate, TurnRecorder } from './turn-recorder.ts';
+
+type PlanDecision = Extract<Decision, { readonly kind: 'plan' }>;
+type Hit = Extract<ReuseStep, { readonly kind: 'hit' }>;
+
+/** Told what reuse does, for counters and alarms. */
+export interface ReuseObserver {
+  readonly handleFate: (fate: HandleFate) => void;
+  /** A prefill instance hung on a handle, or used other tokens than those that were compared. */
+  readonly alarm: (instanceId: string, what: HungVerdict | 'guard_breach') => void;
+}
+
+/** Settings of {@link Reuse}. */
+export interface ReuseOptions {
+  /** Keeps a conversation on its instances also where nothing is reused (`CLIENT_BOUND`). */
+  readonly clientBound: boolean;
+  readonly observe: ReuseObserver;
+}
+
+/** The parts that {@link Reuse} joins. */
+export interface ReuseParts {
+  readonly view: InstanceView;
+  readonly planner: ReusePlanner;
+  readonly recorder: TurnRecorder;
+  readonly trials: BidirectionalTrials;
+  readonly memory: ConversationMemory;
+  readonly habits: HandleHabits;
+}
+
+/** What is needed to prepare a plan. */
+export interface PrepareRequest {
+  readonly facts: RequestFacts;
+  readonly decision: PlanDecision;
+  readonly planKey: string;
+  readonly prompt: PromptTokens | undefined;
+  /** Legs that an instance has at this moment. */
+  readonly inFlight: (instanceId: string) => number;
+  readonly signal: AbortSignal;
+}
+
+/** Result of a turn, for {@link PreparedReuse.finish}. */
+export interface TurnResult {
+  readonly planId: string;
+  readonly facts: RequestFacts;
+  readonly connector: string;
+  readonly prefillId: string | undefined;
+  readonly decodeId: string | undefined;
+  readonly report: ReportOutcomeRequest;
+}
+
+/** A prepared plan's reuse: what goes into the plan, and what follows from its reports. */
+export interface PreparedReuse {
+  readonly kind: 'prepared';
+  readonly decision: PlanDecision;
+  readonly outcome: ReuseOutcome;
+  readonly handle: PrefillHandle | undefined;
+  readonly captureTokens: boolean;
+  readonly noteLegs: (legs: readonly LegReport[], guardBreach: boolean) => void;
+  readonly finish: (result: TurnResult) => Promise<void>;
+}
+
+/** A decode instance keeps its conversations unless it has this many legs, or twice as many as the idlest. */
+const LOAD_CAP = 8;
+
+/** Decode-to-prefill reuse, as the Router plans it: joins planning, trials, memory and recording. */
+export class Reuse {
+  readonly #parts: ReuseParts;
+  readonly #options: ReuseOptions;
+
+  constructor(parts: ReuseParts, options: ReuseOptions) {
+    this.#parts = parts;
+    this.#options = options;
+  }
+
+  async prepare(
+    request: PrepareRequest,
+  ): Promise<PreparedReuse | { readonly kind: 'need-tokens'; readonly instance: Instance }> {
+    const { facts, decision } = request;
+    if (decision.mode !== PlanMode.PREFILL_DECODE) return this.#local(request);
+    const step = await this.#parts.planner.plan({ ...request, prefill: decision.prefill });
+    if (step.kind === 'need-tokens') return step;
+    const hit = step.kind === 'hit' ? step : undefined;
+    const preferred = this.#prefer(request, step);
+    return this.#prepared(facts, preferred, step.outcome, hit);
+  }
+
+  /** One leg: nothing is taken, the stored handle stays good for a later turn. */
+  #local({ facts, decision }: PrepareRequest): PreparedReuse {
+    const known = this.#parts.memory.get(this.#parts.planner.memoryKey(facts)) !== undefined;
+    const continues = facts.continues || (facts.conversationId !== '' && known);
+    const local = decision.mode === PlanMode.DECODE_LOCAL && continues;
+    return this.#prepared(facts, decision, local ? ReuseOutcome.DECODE_LOCAL : ReuseOutcome.UNSPECIFIED, undefined);
+  }
+
+  #prepared(
+    facts: RequestFacts,
+    decision: PlanDecision,
+    outcome: ReuseOutcome,
+    hit: Hit | undefined,
+  ): PreparedReuse {
+    const claim = hit === undefined ? undefined : new WarmClaim(hit, this.#parts, this.#options.observe);
+    const [decode] = decision.decode;
+    const stored = decision.mode === PlanMode.PREFILL_DECODE && facts.conversationId !== '';
+    return {
+      kind: 'prepared',
+      decision,
+      outcome,
+      handle: hit?.handle,
+      captureTokens: stored && decode !== undefined && this.#parts.habits.mayGive(decode, facts.stream),
+      noteLegs: (legs, guardBreach) => {
+        claim?.noteLegs(legs);
+        const prefill = legs.findLast(({ leg }) => leg === Leg.PREFILL);
+        if (guardBreach && prefill !== undefined) {
+          this.#options.observe.alarm(prefill.instanceId, 'guard_breach');
+          this.#parts.view.drain(prefill.instanceId, 'guard_breach');
+        }
+      },
+      finish: async (result) => {
+        claim?.finish();
+        const instance = decision.decode.find(({ id }) => id === result.decodeId);
+        if (instance === undefined) return;
+        const handedOver = result.prefillId !== undefined;
+        const fate = await this.#parts.recorder.record({ ...result, decode: instance, handedOver });
+        this.#options.observe.handleFate(fate);
+      },
+    };
+  }
+
+  /** The previous D holds the history in its prefix cache, and after a turn without a handle so does the previous P. */
+  #prefer(request: PrepareRequest, step: Exclude<ReuseStep, { kind: 'need-tokens' }>): PlanDecision {
+    const { facts, decision, inFlight } = request;
+    const remembered =
+      lookupIds(facts).length === 0 ? undefined : this.#parts.memory.get(this.#parts.planner.memoryKey(facts));
+    const decodeId = step.ownerId ?? remembered?.decodeId;
+    const prefillFirst = step.kind === 'hit' ? step.prefill : [];
+    const keepPrefill = this.#options.clientBound || remembered?.noHandle !== undefined;
+    const prefillId = prefillFirst.length === 0 && keepPrefill ? remembered?.prefillId : undefined;
+    return {
+      ...decision,
+      prefill: first(decision.prefill, prefillFirst.length > 0 ? prefillFirst.map(({ id }) => id) : [prefillId]),
+      decode: first(decision.decode, [
+        this.#options.clientBound ? (remembered?.decodeId ?? decodeId) : underCap(decodeId, decision.decode, inFlight),
+      ]),
+    };
+  }
+}
+
+/** The instance, unless it has so much to do that another one serves the turn sooner even without the history. */
+function underCap(
+  id: string | undefined,
+  instances: readonly Instance[],
+  inFlight: (instanceId: string) => number,
+): string | undefined {
+  if (id === undefined) return undefined;
+  const idlest = Math.min(...instances.map((instance) => inFlight(instance.id)));
+  return inFlight(id) < Math.max(LOAD_CAP, 2 * idlest) ? id : undefined;
+}
+
+/** The instances with `ids` in front, in that order; unknown ids change nothing. */
+function first(instances: readonly Instance[], ids: readonly (string | undefined)[]): readonly Instance[] {
+  const chosen = ids.flatMap((id) => instances.find((instance) => instance.id === id) ?? []);
+  return [...chosen, ...instances.filter((instance) => !chosen.includes(instance))];
+}
+
+const HUNG = new Set<LegEnding>([LegEnding.TIMEOUT]);
+
+/** A claim from its take to its end, driven by what is reported of the legs that carried the handle. */
+class WarmClaim {
+  readonly #hit: Hit;
+  readonly #parts: ReuseParts;
+  readonly #observe: ReuseObserver;
+  #open = true;
+  #settled = false;
+
+  constructor(hit: Hit, parts: ReuseParts, observe: ReuseObserver) {
+    this.#hit = hit;
+    this.#parts = parts;
+    this.#observe = observe;
+  }
+
+  noteLegs(legs: readonly LegReport[]): void {
+    for (const leg of legs) {
+      if (!leg.warm || leg.ending === LegEnding.NOT_SENT) continue;
+      this.#settle(leg);
+      if (!this.#open) continue;
+      this.#open = false;
+      const { claimId } = this.#hit.handle;
+      // A refusal by the engine's API is before its core; every other ending may have read the blocks.
+      if (leg.ending === LegEnding.CLIENT_ERROR) this.#parts.planner.release(claimId, 'client_error');
+      else this.#parts.planner.commit(claimId);
+    }
+  }
+
+  finish(): void {
+    if (!this.#settled) {
+      this.#settled = true;
+      const [reader] = this.#hit.prefill;
+      if (reader !== undefined) this.#parts.trials.settle(reader, this.#hit.ownerId, 'other');
+    }
+    if (!this.#open) return;
+    this.#open = false;
+    this.#parts.planner.release(this.#hit.handle.claimId, 'not_sent');
+  }
+
+  #settle({ instanceId, ending }: LegReport): void {
+    const reader = this.#hit.prefill.find(({ id }) => id === instanceId);
+    if (this.#settled || reader === undefined) return;
+    this.#settled = true;
+    const { trials, view } = this.#parts;
+    const before = trials.known(reader);
+    const verdict = trials.settle(
+      reader,
+      this.#hit.ownerId,
+      ending === LegEnding.OK ? 'ok' : HUNG.has(ending) ? 'hung' : 'other',
+    );
+    const known = trials.known(reader);
+    if (known !== undefined && known !== before) view.noteBidirectional(reader.id, known);
+    if (verdict === undefined) return;
+    this.#observe.alarm(reader.id, verdict);
+    if (verdict === 'drain') view.drain(reader.id, 'hung_pulls');
+  }
+}

@@ -1,0 +1,64 @@
+import type { Api } from '../core/facts.ts';
+import { findMember, type ScannedObject, spliceObject } from '../core/json-scan.ts';
+import { tokenizeDrops } from '../core/prompt-members.ts';
+import type { EngineClient } from '../engine/client.ts';
+import { runWholeLeg } from './leg.ts';
+
+/** What is needed to learn a prompt's token ids. */
+export interface TokenizeRequest {
+  readonly url: string;
+  readonly headers: Readonly<Record<string, string>>;
+  readonly api: Api;
+  readonly body: Uint8Array;
+  readonly scan: ScannedObject;
+  /** Milliseconds; 0: no limit. */
+  readonly timeoutMs: number;
+  readonly signal: AbortSignal;
+}
+
+/**
+ * The token ids of a request's prompt: as the client sent them, or as an engine's `/tokenize` renders them. Empty where
+ * they cannot be learnt in time; then nothing is proven and nothing is reused.
+ */
+export async function tokenizePrompt(engines: EngineClient, request: TokenizeRequest): Promise<readonly number[]> {
+  const { api, body, scan, url, headers, timeoutMs, signal } = request;
+  const given = api === 'completions' ? idsOf(body, scan) : undefined;
+  if (given !== undefined) return given;
+  const result = await runWholeLeg(
+    engines,
+    {
+      url,
+      method: 'POST',
+      path: '/tokenize',
+      headers: { ...headers, 'content-type': 'application/json', 'accept-encoding': 'identity' },
+      body: spliceObject(body, scan, { set: new Map(), drop: tokenizeDrops(api, scan) }),
+    },
+    { timeoutMs, signal, now: () => 0 },
+  );
+  if (result.kind !== 'reply' || result.status !== 200) return [];
+  return tokensOf(new TextDecoder().decode(result.body));
+}
+
+/** A completions prompt that is one list of token ids already. */
+function idsOf(body: Uint8Array, scan: ScannedObject): readonly number[] | undefined {
+  const prompt = findMember(scan, 'prompt');
+  if (prompt?.type !== 'array') return undefined;
+  const value: unknown = JSON.parse(new TextDecoder().decode(body.subarray(prompt.valueStart, prompt.valueEnd)));
+  // One prompt in a list of its own is written with the brackets of a list; /tokenize takes only the bare form.
+  const ids: unknown = Array.isArray(value) && value.length === 1 && Array.isArray(value[0]) ? value[0] : value;
+  return isIdList(ids) ? ids : [];
+}
+
+function tokensOf(text: string): readonly number[] {
+  try {
+    const reply: unknown = JSON.parse(text);
+    if (typeof reply !== 'object' || reply === null || !('tokens' in reply)) return [];
+    return isIdList(reply.tokens) ? reply.tokens : [];
+  } catch {
+    return [];
+  }
+}
+
+function isIdList(value: unknown): value is readonly number[] {
+  return Array.isArray(value) && value.every((id) => Number.isInteger(id) && id >= 0 && id <= 0xffff_ffff);
+}

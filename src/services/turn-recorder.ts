@@ -1,0 +1,128 @@
+import { create } from '@bufbuild/protobuf';
+import type { Client } from '@connectrpc/connect';
+import type { Instance } from '../../gen/baton/v1/instance_pb.ts';
+import { EntryOwnerSchema, type KVCacheStore, PutEntryRequestSchema } from '../../gen/baton/v1/kv_cache_store_pb.ts';
+import { type ReportOutcomeRequest, type RequestFacts, ReuseOutcome } from '../../gen/baton/v1/router_pb.ts';
+import { compatGroup } from '../core/compat.ts';
+import { checkHandle } from '../core/handle-check.ts';
+import type { ConversationMemory } from './conversation-memory.ts';
+import { toDuration, toMs } from './durations.ts';
+import { type HandleHabits, streamsHandles } from './handle-habits.ts';
+import type { GuardMode, ReusePlanner } from './reuse-planner.ts';
+
+/** A finished turn, as the router knows it. */
+export interface FinishedTurn {
+  readonly planId: string;
+  readonly facts: RequestFacts;
+  readonly connector: string;
+  readonly prefillId: string | undefined;
+  /** The decode instance whose reply the client got, as it was when the leg was planned. */
+  readonly decode: Instance;
+  readonly report: ReportOutcomeRequest;
+  /** The reply was whole and a hand-over. */
+  readonly handedOver: boolean;
+}
+
+/** What became of a turn's handle, for counters. */
+export type HandleFate = 'stored' | 'released' | 'malformed' | 'none' | 'store_unavailable';
+
+/** The owner frees its blocks this much later than the store forgets them. */
+const TTL_MARGIN_MS = 30_000;
+/** Longest time for a put, off every client's path. */
+const PUT_MS = 2000;
+const DEFAULT_DECODER_TTL_MS = 480_000;
+
+/** Stores what a turn leaves behind: D's handle with the proof of its tokens, or the reason why there is none. */
+export class TurnRecorder {
+  readonly #store: Client<typeof KVCacheStore>;
+  readonly #planner: ReusePlanner;
+  readonly #memory: ConversationMemory;
+  readonly #habits: HandleHabits;
+  readonly #guard: GuardMode;
+
+  constructor(
+    store: Client<typeof KVCacheStore>,
+    planner: ReusePlanner,
+    memory: ConversationMemory,
+    habits: HandleHabits,
+    guard: GuardMode,
+  ) {
+    this.#store = store;
+    this.#planner = planner;
+    this.#memory = memory;
+    this.#habits = habits;
+    this.#guard = guard;
+  }
+
+  async record(turn: FinishedTurn): Promise<HandleFate> {
+    const { facts, decode, report, prefillId, handedOver } = turn;
+    const { handle } = report;
+    if (handedOver) this.#habits.note(decode, facts.stream, handle !== undefined);
+    const remember = (noHandle: ReuseOutcome | undefined) => {
+      if (facts.conversationId === '') return;
+      this.#memory.set(this.#planner.memoryKey(facts), { prefillId, decodeId: decode.id, noHandle });
+    };
+    if (handle === undefined) {
+      if (handedOver) remember(this.#whyNoHandle(turn));
+      return 'none';
+    }
+    const blockSize = decode.engine?.blockSize ?? 0;
+    const check = checkHandle(handle, { flag: 'do_remote_decode', blockSize });
+    const exact = this.#guard === 'exact';
+    const known = check.ok && check.numTokens !== undefined && blockSize > 0;
+    if (!check.ok || (exact && !known)) {
+      remember(ReuseOutcome.MISS_NO_HANDLE);
+      return 'malformed';
+    }
+    // The engine's stamp is on its own clock and only says that there is one: without it, it would not expire.
+    const provable = report.chain !== undefined && handle.remoteBlocksExpiryTime !== undefined;
+    const keep = facts.conversationId !== '' && (!exact || provable);
+    remember(keep ? undefined : ReuseOutcome.MISS_UNVERIFIABLE);
+    const ttlMs = this.#ttlMs(decode, toMs(report.paused));
+    if (ttlMs <= 0) return 'none';
+    try {
+      const put = await this.#store.putEntry(this.#message(turn, keep, check.numTokens ?? 0, ttlMs), {
+        timeoutMs: PUT_MS,
+      });
+      if (keep) return 'stored';
+      // What is not to be found again is put only to be freed: a deleted entry goes to the release queue.
+      const entryId = put.entry?.entryId ?? '';
+      await this.#store.deleteEntry({ idempotencyKey: `${turn.planId}:release`, entryId }, { timeoutMs: PUT_MS });
+      return 'released';
+    } catch {
+      return 'store_unavailable';
+    }
+  }
+
+  #message(turn: FinishedTurn, keep: boolean, storedTokens: number, ttlMs: number) {
+    const { facts, decode, report, planId, connector } = turn;
+    const conversationId = keep ? facts.conversationId : `baton.release/${planId}`;
+    return create(PutEntryRequestSchema, {
+      idempotencyKey: `${planId}:put`,
+      key: this.#planner.keyOf(facts, conversationId),
+      owner: create(EntryOwnerSchema, {
+        instanceId: decode.id,
+        engineId: report.handle?.remoteEngineId ?? '',
+        compatGroup: compatGroup(decode),
+        ...(decode.incarnation === undefined ? {} : { incarnation: decode.incarnation }),
+      }),
+      connector,
+      storedTokens: Math.max(1, storedTokens),
+      engineBlockSize: Math.max(1, decode.engine?.blockSize ?? 0),
+      remainingTtl: toDuration(ttlMs),
+      ...(report.handle === undefined ? {} : { handle: report.handle }),
+      ...(report.chain === undefined || !keep ? {} : { chain: report.chain }),
+    });
+  }
+
+  /** The engine's own limit is not renewed, so neither is this one; time in which D's reply was held up counts. */
+  #ttlMs(decode: Instance, pausedMs: number): number {
+    const decoderTtlMs = toMs(decode.kv?.decoderTtl) || DEFAULT_DECODER_TTL_MS;
+    return decoderTtlMs - Math.min(TTL_MARGIN_MS, decoderTtlMs / 3) - pausedMs;
+  }
+
+  #whyNoHandle({ facts, decode }: FinishedTurn): ReuseOutcome {
+    if (facts.stream && !streamsHandles(decode)) return ReuseOutcome.MISS_UNSUPPORTED_STREAM;
+    return ReuseOutcome.MISS_NO_HANDLE;
+  }
+}

@@ -1,0 +1,7 @@
+import { openMemoryStore } from './memory.ts';
+import type { OpenStore } from './store.ts';
+
+/** Every store backend by its configuration name. A new one is one file and one line here. */
+export const STORES = {
+  memory: openMemoryStore,
+} as const satisfies Record<string, OpenStore>;

@@ -1,0 +1,266 @@
+import type { PackedChain } from '../core/chain.ts';
+import { Heap, type HeapNode } from './heap.ts';
+import { Sequence } from './sequence.ts';
+import type { EntryView, NewEntry, StoreKey } from './store.ts';
+
+/** Idle and claimed entries are live; queued ones wait to be freed; releasing ones are claimed for that. */
+export type SlotState = 'idle' | 'claimed' | 'queued' | 'releasing' | 'dead';
+
+/** The exclusive right to use the handle of one slot. */
+export interface Claim {
+  readonly id: string;
+  readonly tenant: string;
+  readonly entryId: string;
+  readonly forRelease: boolean;
+  readonly deadline: number;
+  /** `dropped`: its entry was lost with its owner; nothing is left to commit or put back. */
+  state: 'open' | 'committed' | 'released' | 'dropped';
+  /** Absent once the entry is gone. */
+  slot: Slot | undefined;
+  node: HeapNode<Claim> | undefined;
+}
+
+type About = Omit<NewEntry, 'handle' | 'chain' | 'ttlMs'>;
+
+/** A stored entry with its place in every index. */
+export interface Slot {
+  readonly id: string;
+  /** Order of the puts. */
+  readonly seq: number;
+  readonly keyId: string;
+  readonly about: About;
+  readonly handle: Uint8Array;
+  /** Dropped with the live state; nothing is proven against it any more. */
+  chain: PackedChain | undefined;
+  readonly chainTokens: number;
+  readonly hasChain: boolean;
+  readonly bytes: number;
+  readonly storedAt: number;
+  readonly expiresAt: number;
+  revision: bigint;
+  state: SlotState;
+  claim: Claim | undefined;
+  expiryNode: HeapNode<Slot> | undefined;
+  ownerNode: HeapNode<Slot> | undefined;
+}
+
+interface Owner {
+  readonly members: Set<Slot>;
+  /** By age. */
+  readonly idle: Heap<Slot>;
+  readonly queued: Heap<Slot>;
+  entries: number;
+  pinnedBlocks: number;
+}
+
+/** A view that can be told later, when its durations are other ones. */
+export interface Snapshot {
+  readonly view: Omit<EntryView, 'remainingMs' | 'ageMs'>;
+  readonly storedAt: number;
+  readonly expiresAt: number;
+}
+
+/** Bytes of maps, heaps and objects around one entry, by measurement rounded up. */
+const OVERHEAD_BYTES = 1024;
+
+/** One string per key, equal only for equal keys: each part is led by its length. */
+export function keyIdOf(key: StoreKey): string {
+  return joinUnambiguously([key.tenant, key.model, key.adapter, key.cacheSalt, key.conversationId]);
+}
+
+/** Joins strings so that no two lists give the same text. */
+export function joinUnambiguously(parts: readonly string[]): string {
+  return parts.map((part) => `${part.length}:${part}`).join('');
+}
+
+/** Bytes that an entry is counted with. */
+export function sizeOf(entry: NewEntry): number {
+  const { key, owner } = entry;
+  const texts = [key.tenant, key.model, key.adapter, key.cacheSalt, key.conversationId, entry.connector];
+  texts.push(owner.instanceId, owner.engineId, owner.compatGroup, owner.life.engineId);
+  const chain = entry.chain === undefined ? 0 : entry.chain.words.byteLength + entry.chain.tail.byteLength;
+  return OVERHEAD_BYTES + entry.handle.byteLength + chain + 2 * texts.reduce((sum, text) => sum + text.length, 0);
+}
+
+export function isLive(state: SlotState): boolean {
+  return state === 'idle' || state === 'claimed';
+}
+
+export function snapshotOf(slot: Slot): Snapshot {
+  return {
+    view: {
+      ...slot.about,
+      entryId: slot.id,
+      chainTokens: slot.chainTokens,
+      hasChain: slot.hasChain,
+      claimed: slot.claim !== undefined,
+      revision: slot.revision,
+    },
+    storedAt: slot.storedAt,
+    expiresAt: slot.expiresAt,
+  };
+}
+
+export function viewAt({ view, storedAt, expiresAt }: Snapshot, now: number): EntryView {
+  return { ...view, remainingMs: Math.max(0, expiresAt - now), ageMs: Math.max(0, now - storedAt) };
+}
+
+/** All slots that are not dead, under every order in which they are looked for. Knows no clock and makes no decision. */
+export class SlotTable {
+  readonly #slots = new Map<string, Slot>();
+  readonly #keys = new Map<string, Slot[]>();
+  readonly #owners = new Map<string, Owner>();
+  readonly #sequence = new Sequence<Slot>();
+  /** By expiry. */
+  readonly #idle = new Heap<Slot>();
+  readonly #queued = new Heap<Slot>();
+  readonly #busy = new Heap<Slot>();
+  #entries = 0;
+  #bytes = 0;
+  #claimedBytes = 0;
+  #queuedBytes = 0;
+
+  /** Live entries. */
+  get entries(): number {
+    return this.#entries;
+  }
+
+  /** Bytes of live entries. */
+  get bytes(): number {
+    return this.#bytes;
+  }
+
+  /** Bytes of entries with an open claim, which cannot make room. */
+  get claimedBytes(): number {
+    return this.#claimedBytes;
+  }
+
+  get queued(): number {
+    return this.#queued.size;
+  }
+
+  get queuedBytes(): number {
+    return this.#queuedBytes;
+  }
+
+  get owners(): ReadonlyMap<string, Pick<Owner, 'entries' | 'pinnedBlocks'>> {
+    return this.#owners;
+  }
+
+  slot(entryId: string): Slot | undefined {
+    return this.#slots.get(entryId);
+  }
+
+  /** Live slots of a key, oldest first; changes with every move. */
+  ofKey(keyId: string): readonly Slot[] {
+    return this.#keys.get(keyId) ?? [];
+  }
+
+  /** All slots, or those of one instance. */
+  members(instanceId: string | undefined): Iterable<Slot> {
+    return instanceId === undefined ? this.#slots.values() : (this.#owners.get(instanceId)?.members ?? []);
+  }
+
+  /** Live slots behind that number, in order. */
+  after(seq: number): Iterable<Slot> {
+    return this.#sequence.after(seq);
+  }
+
+  oldest(instanceId: string, state: 'idle' | 'queued'): Slot | undefined {
+    return this.#owners.get(instanceId)?.[state].peek()?.item;
+  }
+
+  queuedOf(instanceId: string): number {
+    return this.#owners.get(instanceId)?.queued.size ?? 0;
+  }
+
+  nextToExpire(state: 'idle' | 'queued'): Slot | undefined {
+    return (state === 'idle' ? this.#idle : this.#queued).peek()?.item;
+  }
+
+  /** Some slot whose time is over. */
+  due(now: number): Slot | undefined {
+    for (const heap of [this.#idle, this.#queued, this.#busy]) {
+      const node = heap.peek();
+      if (node !== undefined && node.priority <= now) return node.item;
+    }
+    return undefined;
+  }
+
+  /** Takes in a new idle slot; its `seq` is the greatest so far. */
+  add(slot: Slot): void {
+    this.#slots.set(slot.id, slot);
+    this.#sequence.add(slot.seq, slot);
+    const ofKey = this.#keys.get(slot.keyId);
+    if (ofKey === undefined) this.#keys.set(slot.keyId, [slot]);
+    else ofKey.push(slot);
+    let owner = this.#owners.get(slot.about.owner.instanceId);
+    if (owner === undefined) {
+      owner = { members: new Set(), idle: new Heap(), queued: new Heap(), entries: 0, pinnedBlocks: 0 };
+      this.#owners.set(slot.about.owner.instanceId, owner);
+    }
+    owner.members.add(slot);
+    owner.pinnedBlocks += slot.about.blocks;
+    this.#enter(slot, owner);
+  }
+
+  /** Brings a slot into another state, out of the indexes of the old one. Nothing comes back to life. */
+  move(slot: Slot, to: SlotState): void {
+    const owner = this.#owners.get(slot.about.owner.instanceId);
+    if (owner === undefined) throw new Error('a slot has no owner');
+    const wasLive = isLive(slot.state);
+    this.#leave(slot, owner);
+    slot.state = to;
+    if (wasLive && !isLive(to)) {
+      slot.chain = undefined;
+      this.#sequence.delete(slot.seq);
+      this.#dropFromKey(slot);
+    }
+    if (to !== 'dead') {
+      this.#enter(slot, owner);
+      return;
+    }
+    this.#slots.delete(slot.id);
+    owner.members.delete(slot);
+    owner.pinnedBlocks -= slot.about.blocks;
+    if (owner.members.size === 0) this.#owners.delete(slot.about.owner.instanceId);
+  }
+
+  #enter(slot: Slot, owner: Owner): void {
+    slot.expiryNode = this.#expiryOf(slot.state).push(slot, slot.expiresAt);
+    if (slot.state === 'idle' || slot.state === 'queued') slot.ownerNode = owner[slot.state].push(slot, slot.seq);
+    this.#tally(slot, owner, 1);
+  }
+
+  #leave(slot: Slot, owner: Owner): void {
+    if (slot.expiryNode !== undefined) this.#expiryOf(slot.state).remove(slot.expiryNode);
+    if (slot.ownerNode !== undefined && (slot.state === 'idle' || slot.state === 'queued')) {
+      owner[slot.state].remove(slot.ownerNode);
+    }
+    slot.expiryNode = undefined;
+    slot.ownerNode = undefined;
+    this.#tally(slot, owner, -1);
+  }
+
+  #expiryOf(state: SlotState): Heap<Slot> {
+    if (state === 'idle') return this.#idle;
+    return state === 'queued' ? this.#queued : this.#busy;
+  }
+
+  #tally(slot: Slot, owner: Owner, sign: 1 | -1): void {
+    if (slot.state === 'queued') this.#queuedBytes += sign * slot.handle.byteLength;
+    if (!isLive(slot.state)) return;
+    owner.entries += sign;
+    this.#entries += sign;
+    this.#bytes += sign * slot.bytes;
+    if (slot.state === 'claimed') this.#claimedBytes += sign * slot.bytes;
+  }
+
+  #dropFromKey(slot: Slot): void {
+    const ofKey = this.#keys.get(slot.keyId);
+    if (ofKey === undefined) return;
+    const at = ofKey.indexOf(slot);
+    if (at >= 0) ofKey.splice(at, 1);
+    if (ofKey.length === 0) this.#keys.delete(slot.keyId);
+  }
+}

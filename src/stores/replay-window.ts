@@ -1,0 +1,51 @@
+import { BatonError } from '../core/errors.ts';
+import { AgingMap, type AgingMapOptions } from './aging-map.ts';
+import { joinUnambiguously } from './memory-slots.ts';
+import type { CallId } from './store.ts';
+
+interface Answer<T> {
+  readonly fingerprint: Uint8Array;
+  readonly value: T;
+}
+
+/** Rough size of what is kept beside the key and the answer. */
+const OVERHEAD_BYTES = 256;
+
+/** The answers of one method, by idempotency key, for a while. */
+export class ReplayWindow<T> {
+  readonly #answers: AgingMap<Answer<T>>;
+
+  constructor(bounds: AgingMapOptions) {
+    this.#answers = new AgingMap(bounds);
+  }
+
+  /** The answer this call got before; throws IDEMPOTENCY_KEY_REUSED if another request had the key. */
+  find(id: CallId, now: number): T | undefined {
+    const answer = this.#answers.get(joinUnambiguously([id.scope, id.key]), now);
+    if (answer === undefined) return undefined;
+    if (!isSame(answer.fingerprint, id.fingerprint)) {
+      throw new BatonError({
+        reason: 'IDEMPOTENCY_KEY_REUSED',
+        message: 'the idempotency key came with another request before',
+        metadata: { idempotency_key: id.key },
+      });
+    }
+    return answer.value;
+  }
+
+  /** Keeps an answer that takes about `bytes`. */
+  remember(id: CallId, value: T, now: number, bytes: number): T {
+    const key = joinUnambiguously([id.scope, id.key]);
+    this.#answers.set(key, { fingerprint: id.fingerprint, value }, now, OVERHEAD_BYTES + 2 * key.length + bytes);
+    return value;
+  }
+
+  /** Forgets up to `batch` answers that are too old. */
+  trim(now: number, batch: number): void {
+    this.#answers.trim(now, batch);
+  }
+}
+
+function isSame(a: Uint8Array, b: Uint8Array): boolean {
+  return a.length === b.length && a.every((byte, index) => byte === b[index]);
+}

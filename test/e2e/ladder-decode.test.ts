@@ -1,0 +1,262 @@
+import { describe, expect, test } from 'vitest';
+import type { FaultRule } from '../../src/sim/faults.ts';
+import { contentOf, type Harness } from '../support/harness.ts';
+import {
+  ask,
+  callCounts,
+  chatBody,
+  engine,
+  errorOf,
+  expectRight,
+  expectUnharmed,
+  lastAccess,
+  legsOf,
+  metricOf,
+  startLadder,
+} from './ladder-support.ts';
+
+const STREAMED = [false, true] as const;
+
+function paramsOf(harness: Harness, index: number) {
+  return legsOf(engine(harness.decode, index)).map(({ params }) => params);
+}
+
+describe('the decode engine cannot be reached', () => {
+  test.each(STREAMED)('the next one gets the same handle, stream %s', async (stream) => {
+    await using harness = await startLadder();
+    await engine(harness.decode).setFault({ kind: 'refuse' });
+    const body = chatBody({ stream });
+    await expectRight(harness, await ask(harness, body), body);
+    expect(callCounts(harness)).toEqual([1, 0, 0, 1]);
+    const [leg] = legsOf(engine(harness.decode, 1));
+    expect(leg).toMatchObject({ id: 'req', params: { do_remote_prefill: true } });
+    expect(leg?.params?.['remote_request_id']).toMatch(/^chatcmpl-req-[0-9a-f]{8}$/);
+    expect(await lastAccess(harness)).toMatchObject({ ending: 'ok', retries: 0 });
+    expect(engine(harness.prefill).state().pins).toBe(0);
+    await expectUnharmed(harness);
+  });
+
+  test('no other: 503 with Retry-After at once, prefill is not asked again', async () => {
+    await using harness = await startLadder();
+    for (const sim of harness.decode) await sim.setFault({ kind: 'refuse' });
+    const reply = await ask(harness, chatBody({ stream: true }));
+    expect(reply.status).toBe(503);
+    expect(Number(reply.headers.get('retry-after'))).toBeGreaterThan(0);
+    expect(errorOf(reply).code).toBe('engine_unreachable');
+    expect(callCounts(harness)).toEqual([1, 0, 0, 0]);
+  });
+});
+
+describe('the decode engine refuses the request', () => {
+  test('400 goes to the client as it is, nobody else is asked', async () => {
+    await using harness = await startLadder();
+    const error = { message: 'not with these tools', type: 'BadRequestError', param: 'tools', code: 400 };
+    await engine(harness.decode).setFault({ kind: 'status', status: 400, body: { error } });
+    const reply = await ask(harness, chatBody({ stream: true }));
+    expect(reply.status).toBe(400);
+    expect(errorOf(reply)).toEqual(error);
+    expect(callCounts(harness)).toEqual([1, 0, 1, 0]);
+  });
+});
+
+describe('the decode engine fails before its first content', () => {
+  const whole: readonly FaultRule[] = [
+    { kind: 'status', status: 500 },
+    { kind: 'status', status: 503 },
+    { kind: 'load_failure' },
+    { kind: 'reset' },
+    { kind: 'hang' },
+    { kind: 'crash' },
+    { kind: 'restart' },
+  ];
+  const streamed: readonly FaultRule[] = [
+    ...whole,
+    { kind: 'error_event', events: 0 },
+    { kind: 'error_event', events: 1 },
+    { kind: 'reset_stream', events: 0 },
+    { kind: 'reset_stream', events: 1 },
+    { kind: 'end_stream', events: 0 },
+    { kind: 'end_stream', events: 1 },
+  ];
+  const cases = [
+    ...whole.map((fault) => ({ name: `${fault.kind} ${fault.status ?? ''}`, stream: false, fault })),
+    ...streamed.map((fault) => ({
+      name: `${fault.kind} ${fault.status ?? fault.events ?? ''}`,
+      stream: true,
+      fault,
+    })),
+  ];
+
+  test.each(cases)('$name, stream $stream: the same P again, another D', async ({ stream, fault }) => {
+    await using harness = await startLadder({ yaml: 'timeouts: { first_content: 400ms, whole_reply: 400ms }' });
+    const first = engine(harness.decode);
+    await first.setFault({ leg: 'decode', ...fault });
+    const body = chatBody({ stream });
+    await expectRight(harness, await ask(harness, body), body);
+    expect(callCounts(harness)).toEqual([2, 0, 1, 1]);
+    const prefills = legsOf(engine(harness.prefill));
+    expect(prefills.map(({ id }) => id)).toEqual(['req', 'req-r1']);
+    // The second P leg carries no handle, and the second D leg a new one.
+    expect(prefills[1]?.params).toEqual({ do_remote_decode: true, do_remote_prefill: false });
+    const [spent, used] = [paramsOf(harness, 0)[0], paramsOf(harness, 1)[0]];
+    expect(used).toMatchObject({ do_remote_prefill: true });
+    expect(used?.['remote_request_id']).not.toBe(spent?.['remote_request_id']);
+    expect(legsOf(engine(harness.decode, 1))[0]?.id).toBe('req-r1');
+    expect(await lastAccess(harness)).toMatchObject({ status: 200, ending: 'ok', retries: 1 });
+    await expect.poll(() => first.state().running).toBe(0);
+    expect(first.state().hung).toBe(0);
+  });
+
+  test.each(STREAMED)('twice: the second engine’s own status and words, stream %s', async (stream) => {
+    await using harness = await startLadder({ decode: 3 });
+    for (const [index, sim] of harness.decode.entries()) {
+      const error = { message: `out of luck ${index}`, type: 'InternalServerError', param: null, code: 500 };
+      await sim.setFault({ kind: 'status', status: 500, body: { error } });
+    }
+    const reply = await ask(harness, chatBody({ stream }));
+    expect(reply.status).toBe(500);
+    expect(errorOf(reply).message).toBe('out of luck 1');
+    expect(callCounts(harness)).toEqual([2, 0, 1, 1, 0]);
+  });
+
+  test.each([
+    [{ kind: 'status', status: 503, headers: { 'retry-after': '9' } }, 503, 500],
+    [{ kind: 'load_failure' }, 500, 500],
+  ] as const)('the only one, whole: its own status', async (fault, status, code) => {
+    await using harness = await startLadder({ decode: 1 });
+    await engine(harness.decode).setFault(fault);
+    const reply = await ask(harness);
+    expect(reply.status).toBe(status);
+    expect(errorOf(reply)).toMatchObject({ message: 'Internal server error', code });
+    if (status === 503) expect(reply.headers.get('retry-after')).toBe('9');
+    expect(callCounts(harness)).toEqual([1, 0, 1]);
+  });
+
+  test('the only one, an error inside a 200 stream: a true status, no stream', async () => {
+    await using harness = await startLadder({ decode: 1 });
+    await engine(harness.decode).setFault({ kind: 'load_failure' });
+    const reply = await ask(harness, chatBody({ stream: true }));
+    expect(reply.status).toBe(500);
+    expect(errorOf(reply)).toEqual({
+      message: 'Internal server error',
+      type: 'InternalServerError',
+      param: null,
+      code: 500,
+    });
+    expect(callCounts(harness)).toEqual([1, 0, 1]);
+  });
+
+  test('another that cannot be reached does not count: the one after it is asked', async () => {
+    await using harness = await startLadder({ decode: 3 });
+    await engine(harness.decode).setFault({ kind: 'status', status: 500 });
+    await engine(harness.decode, 1).setFault({ kind: 'refuse' });
+    await expectRight(harness, await ask(harness));
+    expect(callCounts(harness)).toEqual([2, 0, 1, 0, 1]);
+    await expectUnharmed(harness);
+  });
+
+  test('no retry when the budget is spent', async () => {
+    await using harness = await startLadder({ yaml: 'retry: { budget_percent: 0 }' });
+    await engine(harness.decode).setFault({ kind: 'status', status: 500 });
+    expect((await ask(harness)).status).toBe(500);
+    expect(callCounts(harness)).toEqual([1, 0, 1, 0]);
+  });
+
+  test('a kept connection that the engine had closed: P again, then the same D on a fresh one', async () => {
+    await using harness = await startLadder({ prefill: 1, decode: 1 });
+    const [prefill, decode] = [engine(harness.prefill), engine(harness.decode)];
+    await ask(harness);
+    await decode.setFault({ kind: 'reset_reused', leg: 'decode' });
+    const body = chatBody({ stream: true });
+    await expectRight(harness, await ask(harness, body, { 'x-request-id': 'two' }), body);
+    expect(legsOf(prefill).map(({ id }) => id)).toEqual(['req', 'two', 'two-r1']);
+    expect(legsOf(prefill).at(-1)?.onConnection).toBe(1);
+    const [, stale, again] = legsOf(decode);
+    expect([stale?.onConnection, again?.onConnection]).toEqual([2, 1]);
+    expect(again?.id).toBe('two-r1');
+    expect(again?.params?.['remote_request_id']).not.toBe(stale?.params?.['remote_request_id']);
+    await expectUnharmed(harness);
+  });
+
+  test('silent and failing its health checks for as long as a lease: given up, another D', async () => {
+    await using harness = await startLadder({
+      yaml: 'health: { interval: 100ms, failures: 1 }\npools: { prefill: { kv_lease: 900ms } }',
+    });
+    const first = engine(harness.decode);
+    await first.setFault({ kind: 'hang', leg: 'decode' });
+    const asked = ask(harness, chatBody({ stream: true }));
+    await expect.poll(() => legsOf(first).length).toBe(1);
+    // No new connections, so the checks fail; the open one stays silent.
+    await first.setFault({ kind: 'refuse' });
+    await expectRight(harness, await asked, chatBody({ stream: true }));
+    expect(callCounts(harness)).toEqual([2, 0, 1, 1]);
+    expect(await metricOf(harness, 'baton_retries_total{reason="unhealthy"}')).toBe(1);
+  });
+});
+
+describe('the decode engine fails after its first content', () => {
+  async function expectBroken(harness: Harness, text: string, code: unknown): Promise<void> {
+    const { texts, errors, done } = contentOf(text);
+    expect(texts[0]?.length).toBeGreaterThan(0);
+    expect(errors).toMatchObject([{ code }]);
+    expect(done).toBe(true);
+    expect(callCounts(harness)).toEqual([1, 0, 1, 0]);
+    expect(await lastAccess(harness)).toMatchObject({ status: 200, ending: 'broken', retries: 0 });
+  }
+  const body = chatBody({ stream: true, ignore_eos: true });
+
+  test.each([
+    ['reset_stream', 'engine_connection_lost'],
+    ['end_stream', 'engine_connection_lost'],
+    ['error_event', 500],
+  ] as const)('%s: an error in the stream and [DONE], no second decode', async (kind, code) => {
+    await using harness = await startLadder();
+    await engine(harness.decode).setFault({ kind, events: 4 });
+    const reply = await ask(harness, body);
+    expect(reply.status).toBe(200);
+    await expectBroken(harness, reply.text, code);
+    await expectUnharmed(harness);
+  });
+
+  test('silence', async () => {
+    await using harness = await startLadder({ yaml: 'timeouts: { idle: 150ms }' });
+    await engine(harness.decode).setFault({ kind: 'slow', ms: 600 });
+    const reply = await ask(harness, body);
+    await expectBroken(harness, reply.text, 'engine_timeout');
+    await expectUnharmed(harness);
+  });
+
+  test('the process dies', async () => {
+    await using harness = await startLadder();
+    const first = engine(harness.decode);
+    await first.setFault({ kind: 'slow', ms: 20 });
+    const reply = await fetch(`${harness.url}/v1/chat/completions`, {
+      method: 'POST',
+      body: JSON.stringify({ ...body, max_tokens: 4000 }),
+    });
+    let text = '';
+    const decoder = new TextDecoder();
+    for await (const chunk of reply.body ?? []) {
+      if (text === '') await first.crash();
+      text += decoder.decode(chunk, { stream: true });
+    }
+    await expectBroken(harness, text, 'engine_connection_lost');
+  });
+
+  test('only [DONE] is missing: baton writes it', async () => {
+    await using harness = await startLadder();
+    await engine(harness.decode).setFault({ kind: 'no_done' });
+    await expectRight(harness, await ask(harness, body), body);
+    expect(await lastAccess(harness)).toMatchObject({ ending: 'ok' });
+  });
+
+  test('a whole reply that is cut: 502, no second decode', async () => {
+    await using harness = await startLadder();
+    // Not JSON to its end, as after a proxy that lost its engine.
+    await engine(harness.decode).setFault({ kind: 'status', status: 200, body: '{"choices":[{"index":0,' });
+    const reply = await ask(harness);
+    expect(reply.status).toBe(502);
+    expect(errorOf(reply).code).toBe('engine_reply_invalid');
+    expect(callCounts(harness)).toEqual([1, 0, 1, 0]);
+  });
+});

@@ -1,0 +1,231 @@
+import { create } from '@bufbuild/protobuf';
+import { durationFromMs } from '@bufbuild/protobuf/wkt';
+import { expect, test } from 'vitest';
+import { KvSettingsSchema } from '../../gen/baton/v1/instance_pb.ts';
+import {
+  LegEnding,
+  PlanMode,
+  PlanRouteResponseSchema,
+  PlanSchema,
+  type ReportOutcomeRequest,
+  ReportOutcomeResponseSchema,
+  Router,
+  TargetSchema,
+} from '../../gen/baton/v1/router_pb.ts';
+import { TokenChainSchema } from '../../gen/baton/v1/tokens_pb.ts';
+import type { Connector } from '../../src/connectors/connector.ts';
+import { nixl } from '../../src/connectors/nixl.ts';
+import { BatonError } from '../../src/core/errors.ts';
+import { readFacts } from '../../src/core/facts.ts';
+import { scanObject } from '../../src/core/json-scan.ts';
+import { EngineClient } from '../../src/engine/client.ts';
+import { createDirectClient } from '../../src/rpc/direct-client.ts';
+import type { ClientSink } from '../../src/services/client-sink.ts';
+import { type HandOverReport, handOver } from '../../src/services/hand-over.ts';
+import { RetryBudget } from '../../src/services/retry-budget.ts';
+import { type SimPools, startSimPools } from '../../src/sim/pools.ts';
+import type { Sim } from '../../src/sim/start-sim.ts';
+import { engine, legsOf } from './ladder-support.ts';
+
+const LEASE_MS = 30_000;
+const MARGIN_MS = 10_000;
+
+interface Handed extends AsyncDisposable {
+  readonly pools: SimPools;
+  readonly client: AbortController;
+  readonly reports: readonly ReportOutcomeRequest[];
+  /** Moves the clock of the hand-over. */
+  readonly pass: (ms: number) => void;
+  readonly run: (hooks?: Hooks) => Promise<HandOverReport>;
+}
+
+interface Hooks {
+  readonly onReport?: (report: ReportOutcomeRequest) => void;
+  readonly onHandle?: () => void;
+  readonly onLeg?: (instanceId: string) => void;
+}
+
+/** The hand-over itself between two engines of each kind, with a clock that the test moves. */
+async function start(): Promise<Handed> {
+  await using stack = new AsyncDisposableStack();
+  const pools = stack.use(await startSimPools({ prefill: 2, decode: 2, engine: { recordRequests: true } }));
+  const engines = stack.use(new EngineClient({ connectMs: 3000, keepAliveMs: 4000 }));
+  const reports: ReportOutcomeRequest[] = [];
+  const client = new AbortController();
+  let offset = 0;
+  const body = new TextEncoder().encode(JSON.stringify({ prompt: 'x'.repeat(100), max_tokens: 8, ignore_eos: true }));
+  const scan = scanObject(body);
+  if (scan.kind !== 'object') throw new Error('no object');
+  const sink: ClientSink = {
+    signal: client.signal,
+    start: () => undefined,
+    write: () => undefined,
+    end: () => undefined,
+    bufferedBytes: () => 0,
+    onceDrained: () => undefined,
+  };
+  const run = ({ onReport, onHandle, onLeg }: Hooks = {}) => {
+    const connector: Connector = {
+      ...nixl,
+      readPrefillReply(raw, context) {
+        onHandle?.();
+        return nixl.readPrefillReply(raw, context);
+      },
+    };
+    const router = createDirectClient(Router, {
+      planRoute: async () => create(PlanRouteResponseSchema, { result: { case: 'plan', value: planOf(pools) } }),
+      reportOutcome: async (report) => {
+        reports.push(report);
+        onReport?.(report);
+        return create(ReportOutcomeResponseSchema);
+      },
+    });
+    return handOver(
+      {
+        router,
+        engines,
+        connectors: { nixl: connector },
+        remoteHost: 'auto',
+        engineHeaders: (instanceId) => {
+          onLeg?.(instanceId);
+          return { headers: {}, auth: 'none' };
+        },
+        unhealthyForMs: () => 0,
+        chainOf: () => create(TokenChainSchema),
+        toBatonError: (error) => new BatonError({ reason: 'INTERNAL', message: String(error) }),
+        retryBudget: new RetryBudget(20),
+        limits: {
+          queueMs: 0,
+          prefillColdMs: 0,
+          firstContentMs: 0,
+          wholeReplyMs: 0,
+          idleMs: 0,
+          tokenizeMs: 0,
+          leaseMarginMs: MARGIN_MS,
+          holdBytes: 65_536,
+          streamBufferBytes: 262_144,
+        },
+        now: () => performance.now() + offset,
+      },
+      {
+        requestId: 'req',
+        api: 'completions',
+        path: '/v1/completions',
+        body,
+        scan,
+        facts: readFacts('completions', body, scan),
+        tenant: 'anonymous',
+        lookupConversationIds: [],
+        unprovenMembers: [],
+        headers: {},
+        authorization: undefined,
+        debug: false,
+      },
+      sink,
+    );
+  };
+  const resources = stack.move();
+  return {
+    pools,
+    client,
+    reports,
+    pass: (ms) => {
+      offset += ms;
+    },
+    run,
+    [Symbol.asyncDispose]: () => resources.disposeAsync(),
+  };
+}
+
+function planOf({ prefill, decode }: SimPools) {
+  const kv = create(KvSettingsSchema, { lease: durationFromMs(LEASE_MS) });
+  const target = ({ url }: Sim) => create(TargetSchema, { instanceId: new URL(url).host, url, kv });
+  const [firstPrefill, ...prefillFallbacks] = prefill.map(target);
+  const [firstDecode, ...decodeFallbacks] = decode.map(target);
+  if (firstPrefill === undefined || firstDecode === undefined) throw new Error('no engines');
+  return create(PlanSchema, {
+    planId: 'plan',
+    mode: PlanMode.PREFILL_DECODE,
+    connector: 'nixl',
+    prefill: firstPrefill,
+    prefillFallbacks,
+    decode: firstDecode,
+    decodeFallbacks,
+  });
+}
+
+/** Runs a hand-over whose first D refuses, `ms` after P's reply. */
+async function runRefused(handed: Handed, ms: number): Promise<HandOverReport> {
+  await engine(handed.pools.decode).setFault({ kind: 'refuse' });
+  let passed = false;
+  return handed.run({
+    onReport: ({ legs }) => {
+      if (passed || !legs.some(({ ending }) => ending === LegEnding.NOT_SENT)) return;
+      passed = true;
+      handed.pass(ms);
+    },
+  });
+}
+
+test('D refuses late in the lease: the handle is not used any more, P runs again', async () => {
+  await using handed = await start();
+  const report = await runRefused(handed, LEASE_MS - MARGIN_MS);
+  expect(report).toMatchObject({ ending: 'ok', retries: ['lease'] });
+  const prefills = legsOf(engine(handed.pools.prefill));
+  expect(prefills.map(({ id }) => id)).toEqual(['req', 'req-r1']);
+  const [decode, ...more] = legsOf(engine(handed.pools.decode, 1));
+  expect(more).toEqual([]);
+  expect(decode?.params?.['remote_request_id']).toMatch(/^cmpl-req-r1-/);
+  expect(legsOf(engine(handed.pools.prefill, 1))).toEqual([]);
+});
+
+test('D refuses early in the lease: the next one gets the handle', async () => {
+  await using handed = await start();
+  const report = await runRefused(handed, LEASE_MS - MARGIN_MS - 5000);
+  expect(report).toMatchObject({ ending: 'ok', retries: [] });
+  expect(legsOf(engine(handed.pools.prefill))).toHaveLength(1);
+});
+
+test('P’s reply takes longer than its lease to be read: it is not used', async () => {
+  await using handed = await start();
+  let passed = false;
+  const report = await handed.run({
+    onHandle: () => {
+      if (!passed) handed.pass(LEASE_MS);
+      passed = true;
+    },
+  });
+  expect(report).toMatchObject({ ending: 'ok', retries: ['lease'] });
+  expect(legsOf(engine(handed.pools.decode))).toHaveLength(1);
+});
+
+test('connecting to D takes the rest of the lease: nothing is sent, P runs again', async () => {
+  await using handed = await start();
+  const [first, second] = [engine(handed.pools.decode), engine(handed.pools.decode, 1)];
+  const report = await handed.run({
+    onLeg: (instanceId) => {
+      if (instanceId === new URL(first.url).host) handed.pass(LEASE_MS);
+    },
+  });
+  expect(report).toMatchObject({ ending: 'ok', retries: ['lease'] });
+  expect(legsOf(first)).toEqual([]);
+  expect(legsOf(second).map(({ id }) => id)).toEqual(['req-r1']);
+  expect(legsOf(engine(handed.pools.prefill))).toHaveLength(2);
+});
+
+test('P’s replies are always too old: an error, no decode', async () => {
+  await using handed = await start();
+  const report = await handed.run({ onHandle: () => handed.pass(LEASE_MS) });
+  expect(report).toMatchObject({ ending: 'failed', refusal: { status: 504, error: { code: 'engine_timeout' } } });
+  expect(handed.pools.decode.map((sim) => legsOf(sim).length)).toEqual([0, 0]);
+  expect(handed.reports.at(-1)).toMatchObject({ final: true, status: 504 });
+});
+
+test('the client leaves between the legs: D is not asked, the lease frees P’s blocks', async () => {
+  await using handed = await start();
+  const report = await handed.run({ onHandle: () => handed.client.abort() });
+  expect(report.ending).toBe('gone');
+  expect(handed.pools.decode.map((sim) => legsOf(sim).length)).toEqual([0, 0]);
+  expect(engine(handed.pools.prefill).state().pins).toBe(1);
+  expect(handed.reports.at(-1)).toMatchObject({ final: true });
+});

@@ -1,0 +1,160 @@
+import { once } from 'node:events';
+import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
+import { expect, test } from 'vitest';
+import { type Running, StartError } from '../../src/roles.ts';
+import { startSimPools } from '../../src/sim/pools.ts';
+import type { Sim } from '../../src/sim/start-sim.ts';
+import { configOf, contentOf, startQuietly } from '../support/harness.ts';
+import { chatBody, engine } from './ladder-support.ts';
+
+interface Started extends AsyncDisposable {
+  readonly baton: Running;
+  readonly decode: Sim;
+  readonly url: string;
+}
+
+async function start(flags: Readonly<Record<string, string>> = {}): Promise<Started> {
+  await using stack = new AsyncDisposableStack();
+  const pools = stack.use(await startSimPools({ prefill: 1, decode: 1 }));
+  const urls = { prefill: pools.prefill.map(({ url }) => url), decode: pools.decode.map(({ url }) => url) };
+  const { baton } = await startQuietly(configOf({ ...urls, ...flags }));
+  stack.defer(() => baton.stop());
+  const resources = stack.move();
+  return {
+    baton,
+    decode: engine(pools.decode),
+    url: `http://${baton.addresses.facade}`,
+    [Symbol.asyncDispose]: () => resources.disposeAsync(),
+  };
+}
+
+/** A stream of `tokens` tokens, `ms` apart, that has shown its first content. */
+async function openStream({ url, decode }: Started, tokens: number, ms: number) {
+  await decode.setFault({ kind: 'slow', ms, leg: 'decode' });
+  const reply = await fetch(`${url}/v1/chat/completions`, {
+    method: 'POST',
+    body: JSON.stringify(chatBody({ stream: true, ignore_eos: true, max_tokens: tokens })),
+  });
+  const reader = reply.body?.getReader();
+  if (reader === undefined) throw new Error('no body');
+  const decoder = new TextDecoder();
+  let text = decoder.decode((await reader.read()).value, { stream: true });
+  return {
+    async rest(): Promise<string> {
+      for (;;) {
+        const { value, done } = await reader.read();
+        if (done) return text;
+        text += decoder.decode(value, { stream: true });
+      }
+    },
+  };
+}
+
+async function open(address: string): Promise<Socket> {
+  const [host, port] = address.split(':');
+  const socket = connect(Number(port), host);
+  socket.on('error', () => undefined);
+  await once(socket, 'connect');
+  return socket;
+}
+
+async function refuses(address: string): Promise<boolean> {
+  const [host, port] = address.split(':');
+  const socket = connect(Number(port), host);
+  return new Promise((resolve) => {
+    socket.once('connect', () => {
+      socket.destroy();
+      resolve(false);
+    });
+    socket.once('error', () => resolve(true));
+  });
+}
+
+test('a running stream is finished, idle connections are closed, new ones refused', async () => {
+  await using started = await start();
+  const { baton } = started;
+  const facade = baton.addresses.facade ?? '';
+  const idle = await open(facade);
+  idle.write('GET /liveness HTTP/1.1\r\nhost: baton\r\n\r\n');
+  await once(idle, 'data');
+  const idleClosed = once(idle, 'close');
+  const silentClosed = [facade, baton.addresses.admin ?? ''].map(async (address) => once(await open(address), 'close'));
+  const stream = await openStream(started, 20, 20);
+  const stopped = baton.stop();
+  await Promise.all([idleClosed, silentClosed[0]]);
+  await expect.poll(() => refuses(facade)).toBe(true);
+  const { errors, done, finish } = contentOf(await stream.rest());
+  expect({ errors, done, finish }).toEqual({ errors: [], done: true, finish: ['length'] });
+  await stopped;
+  await Promise.all(silentClosed);
+  for (const address of Object.values(baton.addresses)) expect(await refuses(address)).toBe(true);
+  // A second call waits for the same end.
+  await baton.stop();
+});
+
+test('a kept connection that was busy is closed after its reply', async () => {
+  await using started = await start();
+  const { baton, decode } = started;
+  await decode.setFault({ kind: 'slow', ms: 30, leg: 'decode' });
+  const socket = await open(baton.addresses.facade ?? '');
+  const body = JSON.stringify(chatBody({ max_tokens: 8, ignore_eos: true }));
+  socket.write(`POST /v1/chat/completions HTTP/1.1\r\nhost: baton\r\ncontent-length: ${body.length}\r\n\r\n${body}`);
+  await expect.poll(() => decode.state().running).toBe(1);
+  const closed = once(socket, 'close');
+  const stopped = baton.stop();
+  let reply = '';
+  for await (const chunk of socket) reply += String(chunk);
+  expect(reply).toMatch(/^HTTP\/1\.1 200 OK\r\n/);
+  expect(reply).toContain('"finish_reason":"length"');
+  await closed;
+  await stopped;
+});
+
+test('when the drain time is over, what still runs is cut', async () => {
+  await using started = await start({ 'drain-timeout': '200ms' });
+  const stream = await openStream(started, 5000, 20);
+  await started.baton.stop();
+  await expect(stream.rest()).rejects.toThrow();
+  await expect.poll(() => started.decode.state().running).toBe(0);
+});
+
+test('stop ends a process whose engines are away', async () => {
+  await using started = await start();
+  await started.decode.setFault({ kind: 'refuse' });
+  await started.baton.stop();
+});
+
+const PORT_FLAGS = ['port', 'rpc-port', 'admin-port'] as const;
+
+test.each(PORT_FLAGS)('a start that fails because of --%s leaves nothing open', async (taken) => {
+  const other = createServer().listen(0, '127.0.0.1');
+  await once(other, 'listening');
+  const ports = new Map<string, string>();
+  for (const flag of PORT_FLAGS) ports.set(flag, await freePort());
+  const port = String((other.address() as AddressInfo).port);
+  ports.set(taken, port);
+  const config = configOf({ sim: 'true', ...Object.fromEntries(ports) });
+  const failed = startQuietly(config);
+  await expect(failed).rejects.toThrow(StartError);
+  await expect(failed).rejects.toThrow(`port ${port} is in use (--${taken})`);
+  ports.delete(taken);
+  for (const free of ports.values()) expect(await refuses(`127.0.0.1:${free}`)).toBe(true);
+  other.close();
+});
+
+test('simulated engines of the process end with it', async () => {
+  const { baton, log } = await startQuietly(configOf({ sim: 'true', 'sim-prefill': '1', 'sim-decode': '1' }));
+  const instances = log.flatMap(({ msg, instance }) => (msg === 'instance changed state' ? [String(instance)] : []));
+  expect(instances).toHaveLength(2);
+  await baton.stop();
+  for (const address of instances) expect(await refuses(address)).toBe(true);
+});
+
+/** A port that nothing listens on at this moment. */
+async function freePort(): Promise<string> {
+  const server = createServer().listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const { port } = server.address() as AddressInfo;
+  await new Promise((resolve) => server.close(resolve));
+  return String(port);
+}

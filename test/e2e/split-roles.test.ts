@@ -1,0 +1,146 @@
+import { afterEach, expect, test } from 'vitest';
+import type { Running } from '../../src/roles.ts';
+import { type SimPools, startSimPools } from '../../src/sim/pools.ts';
+import { type Sim, startSim } from '../../src/sim/start-sim.ts';
+import { configOf, contentOf, post, startQuietly } from '../support/harness.ts';
+import { chatBody, engine, errorOf, legsOf } from './ladder-support.ts';
+
+let stack = new AsyncDisposableStack();
+afterEach(async () => {
+  await stack.disposeAsync();
+  stack = new AsyncDisposableStack();
+});
+
+interface Split {
+  readonly pools: SimPools;
+  readonly plain: Sim;
+  readonly url: string;
+  /** The process with the router and the registry: ends it, and starts it again on the same port. */
+  readonly stopRouter: () => Promise<void>;
+  readonly startRouter: () => Promise<void>;
+}
+
+/** The front door in one process and the services in another, as far as one test process can have two. */
+async function start(engineOptions: { readonly prefill?: number; readonly decode?: number } = {}): Promise<Split> {
+  const pools = stack.use(
+    await startSimPools({
+      prefill: engineOptions.prefill ?? 2,
+      decode: engineOptions.decode ?? 2,
+      engine: { recordRequests: true },
+    }),
+  );
+  const plain = await startSim({ role: 'both', connector: 'none' });
+  stack.defer(() => plain.close());
+  let router: Running | undefined;
+  let port = '0';
+  const startRouter = async () => {
+    const config = configOf({
+      roles: 'router,registry,kvstore',
+      prefill: pools.prefill.map(({ url }) => url),
+      decode: pools.decode.map(({ url }) => url),
+      'rpc-port': port,
+      'admin-port': 'off',
+    });
+    router = (await startQuietly(config)).baton;
+    port = router.addresses.rpc?.split(':').at(-1) ?? '';
+  };
+  const stopRouter = async () => {
+    await router?.stop();
+    router = undefined;
+  };
+  await startRouter();
+  stack.defer(stopRouter);
+  const config = configOf(
+    { roles: 'facade', 'router-url': `http://127.0.0.1:${port}`, 'rpc-port': 'off', 'admin-port': 'off' },
+    'timeouts: { queue: 400ms }',
+  );
+  const { baton } = await startQuietly(config);
+  stack.defer(() => baton.stop());
+  const url = `http://${baton.addresses.facade}`;
+  await untilReady(url, true);
+  return { pools, plain, url, stopRouter, startRouter };
+}
+
+async function untilReady(url: string, ready: boolean): Promise<void> {
+  const status = async () => (await fetch(`${url}/readiness`)).status;
+  await expect.poll(status, { timeout: 10_000 }).toBe(ready ? 200 : 503);
+}
+
+const chat = (url: string, body: unknown) => post(`${url}/v1/chat/completions`, body);
+
+test.each([false, true])('chat goes through both engines, stream %s', async (stream) => {
+  const { pools, plain, url } = await start();
+  const body = chatBody({ stream });
+  const reply = await chat(url, body);
+  expect(reply.status, reply.text).toBe(200);
+  const { texts, finish, done } = contentOf(reply.text);
+  expect({ texts, finish, done }).toMatchObject(
+    (({ texts: right, finish: ends, done: ended }) => ({ texts: right, finish: ends, done: ended }))(
+      contentOf((await chat(plain.url, body)).text),
+    ),
+  );
+  const [prefill, decode] = [pools.prefill.flatMap(legsOf), pools.decode.flatMap(legsOf)];
+  expect(prefill.map(({ params }) => params?.['do_remote_decode'])).toEqual([true]);
+  expect(decode.map(({ params }) => params?.['do_remote_prefill'])).toEqual([true]);
+});
+
+test('the router’s refusals arrive in the envelope', async () => {
+  const { url } = await start();
+  const reply = await chat(url, chatBody({ model: 'nobody' }));
+  expect(reply.status).toBe(404);
+  expect(errorOf(reply)).toMatchObject({ code: 'model_not_found', param: 'model' });
+});
+
+test('models and health are read from the watch', async () => {
+  const { url } = await start();
+  const models = (await (await fetch(`${url}/v1/models`)).json()) as {
+    readonly data: readonly { readonly id: string }[];
+  };
+  expect(models.data.map(({ id }) => id)).toEqual(['sim-model']);
+  expect(await (await fetch(`${url}/health`)).json()).toMatchObject({ ready: true, instances: { ready: 4 } });
+});
+
+test('the router goes and comes back', async () => {
+  const { url, stopRouter, startRouter } = await start();
+  await stopRouter();
+  const reply = await chat(url, chatBody({ stream: true }));
+  expect(reply.status).toBe(503);
+  expect(errorOf(reply)).toMatchObject({ type: 'service_unavailable_error', code: 'router_unavailable' });
+  // The last view stays: the engines have not gone because nobody watches them.
+  expect(await (await fetch(`${url}/health`)).json()).toMatchObject({ instances: { ready: 4 } });
+  await startRouter();
+  await expect.poll(async () => (await chat(url, chatBody())).status, { timeout: 10_000 }).toBe(200);
+});
+
+test('an engine that goes is seen through the watch, and so is its return', async () => {
+  const { pools, url } = await start({ decode: 1 });
+  await engine(pools.decode).setFault({ kind: 'refuse' });
+  // The request finds out before the next probe does, and tells the router.
+  expect((await chat(url, chatBody())).status).toBe(503);
+  await untilReady(url, false);
+  const reply = await chat(url, chatBody());
+  expect(reply.status).toBe(503);
+  expect(Number(reply.headers.get('retry-after'))).toBeGreaterThan(0);
+  expect(errorOf(reply).code).toBe('no_routable_pair');
+  await engine(pools.decode).clearFaults();
+  await untilReady(url, true);
+  expect((await chat(url, chatBody())).status).toBe(200);
+});
+
+test('a client that leaves while the router lets it wait: the next one is served', async () => {
+  const { pools, url } = await start({ decode: 1 });
+  await engine(pools.decode).setFault({ kind: 'refuse' });
+  await chat(url, chatBody());
+  await untilReady(url, false);
+  const client = new AbortController();
+  const asked = fetch(`${url}/v1/chat/completions`, {
+    method: 'POST',
+    body: JSON.stringify(chatBody()),
+    signal: client.signal,
+  });
+  client.abort();
+  await expect(asked).rejects.toThrow();
+  await engine(pools.decode).clearFaults();
+  await untilReady(url, true);
+  expect((await chat(url, chatBody())).status).toBe(200);
+});

@@ -1,0 +1,315 @@
+import { create } from '@bufbuild/protobuf';
+import { durationFromMs } from '@bufbuild/protobuf/wkt';
+import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
+import { type Instance, InstanceState } from '../../gen/baton/v1/instance_pb.ts';
+import {
+  ExplainRouteRequestSchema,
+  Leg,
+  LegEnding,
+  LegReportSchema,
+  type Plan,
+  PlanRouteRequestSchema,
+  ReportOutcomeRequestSchema,
+} from '../../gen/baton/v1/router_pb.ts';
+import { roundRobin } from '../../src/policies/round-robin.ts';
+import type { InstanceView } from '../../src/services/instance-view.ts';
+import { RouterService } from '../../src/services/router.ts';
+import { decodeOf, prefillOf } from '../support/plan-instances.ts';
+
+/** The pools, as the test sets them. */
+class Pools implements InstanceView {
+  readonly noted: string[] = [];
+  readonly #listeners = new Set<() => void>();
+  #instances: readonly Instance[];
+
+  constructor(instances: readonly Instance[]) {
+    this.#instances = instances;
+  }
+
+  readonly snapshot = () => this.#instances;
+  readonly onChange = (listener: () => void) => {
+    this.#listeners.add(listener);
+    return () => this.#listeners.delete(listener);
+  };
+  readonly notePassive = (id: string, what: string) => {
+    this.noted.push(`${id} ${what}`);
+  };
+  readonly noteBidirectional = (id: string, state: string) => {
+    this.noted.push(`${id} ${state}`);
+  };
+  readonly drain = (id: string) => {
+    this.noted.push(`${id} drain`);
+  };
+  get listeners(): number {
+    return this.#listeners.size;
+  }
+  set(instances: readonly Instance[]): void {
+    this.#instances = instances;
+    for (const listener of this.#listeners) listener();
+  }
+}
+
+const READY = [prefillOf('p1'), prefillOf('p2'), decodeOf('d1'), decodeOf('d2'), decodeOf('d3')];
+const DOWN = READY.map((instance) => ({ ...instance, state: InstanceState.SUSPECT }));
+
+interface Setup {
+  readonly router: RouterService;
+  readonly pools: Pools;
+  readonly left: string[];
+  readonly planned: string[];
+}
+
+function setup(instances: readonly Instance[] = READY, queueMax = 2): Setup {
+  const pools = new Pools(instances);
+  const left: string[] = [];
+  const planned: string[] = [];
+  const router = new RouterService(pools, {
+    rules: { connector: 'nixl', prefillPolicy: roundRobin, decodePolicy: roundRobin, minUncachedTokens: 0 },
+    queueMax,
+    observe: {
+      planned: (mode, reason) => planned.push(`${mode} ${reason}`),
+      queueLeft: (outcome) => left.push(outcome),
+    },
+  });
+  return { router, pools, left, planned };
+}
+
+interface Ask {
+  readonly planKey?: string;
+  readonly model?: string;
+  readonly localReasons?: string[];
+  readonly maxWaitMs?: number;
+  readonly excluded?: string[];
+  readonly signal?: AbortSignal;
+}
+
+async function planOf(router: RouterService, ask: Ask = {}): Promise<Plan> {
+  const { planKey = '', model = 'm', localReasons = [], maxWaitMs, excluded = [], signal } = ask;
+  const request = create(PlanRouteRequestSchema, {
+    planKey,
+    facts: { requestId: 'r', model, localReasons },
+    excludedInstanceIds: excluded,
+    ...(maxWaitMs === undefined ? {} : { maxWait: durationFromMs(maxWaitMs) }),
+  });
+  const { result } = await router.planRoute(request, { signal: signal ?? new AbortController().signal });
+  if (result.case !== 'plan') throw new Error('no plan');
+  return result.value;
+}
+
+const pairOf = (plan: Plan) => `${plan.prefill?.instanceId ?? ''}>${plan.decode?.instanceId ?? ''}`;
+const reasonOf = (promise: Promise<unknown>) =>
+  promise.then(
+    () => 'none',
+    (error: { readonly reason?: string }) => error.reason ?? String(error),
+  );
+
+const finish = (router: RouterService, planId: string, final = true) =>
+  router.reportOutcome(create(ReportOutcomeRequestSchema, { planId, final }));
+const reportLeg = (router: RouterService, planId: string, instanceId: string, ending: LegEnding) =>
+  router.reportOutcome(
+    create(ReportOutcomeRequestSchema, {
+      planId,
+      legs: [create(LegReportSchema, { leg: Leg.DECODE, instanceId, ending })],
+    }),
+  );
+
+beforeEach(() => {
+  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'performance'] });
+});
+afterEach(() => {
+  vi.useRealTimers();
+});
+
+describe('turns', () => {
+  test('each pool is gone through by its own counter', async () => {
+    const { router } = setup();
+    const pairs: string[] = [];
+    for (let i = 0; i < 6; i++) pairs.push(pairOf(await planOf(router)));
+    expect(pairs).toEqual(['p1>d1', 'p2>d2', 'p1>d3', 'p2>d1', 'p1>d2', 'p2>d3']);
+  });
+
+  test('a plan without a prefill leg does not use up a turn of that pool', async () => {
+    const { router } = setup();
+    expect(pairOf(await planOf(router, { localReasons: ['n'] }))).toBe('>d1');
+    expect(pairOf(await planOf(router))).toBe('p1>d2');
+  });
+
+  test('neither a dry run nor a failed plan does', async () => {
+    const { router } = setup();
+    const facts = { requestId: 'r', model: 'm' };
+    for (let i = 0; i < 3; i++) {
+      const { plan } = await router.explainRoute(create(ExplainRouteRequestSchema, { facts }));
+      expect(plan === undefined ? '' : pairOf(plan)).toBe('p1>d1');
+    }
+    expect(await reasonOf(planOf(router, { model: 'nobody' }))).toBe('MODEL_NOT_FOUND');
+    expect(pairOf(await planOf(router))).toBe('p1>d1');
+    expect(['p1', 'd1'].map((id) => router.inFlight(id))).toEqual([1, 1]);
+  });
+});
+
+describe('a plan', () => {
+  test('ranks the others as fallbacks and says what it is', async () => {
+    const { router, planned } = setup();
+    const plan = await planOf(router, { excluded: ['d2'] });
+    expect(plan.prefillFallbacks.map(({ instanceId }) => instanceId)).toEqual(['p2']);
+    expect(plan.decodeFallbacks.map(({ url }) => url)).toEqual(['http://d3']);
+    expect(plan.verdicts.map(({ instanceId, reason }) => [instanceId, reason])).toEqual([['d2', 'excluded']]);
+    expect(plan).toMatchObject({ connector: 'nixl', reason: 'disaggregated' });
+    expect(plan.planId).not.toBe('');
+    expect(planned).toEqual(['prefill_decode disaggregated']);
+  });
+
+  test('is the same for the same key until it is reported', async () => {
+    const { router } = setup();
+    const first = await planOf(router, { planKey: 'k' });
+    expect((await planOf(router, { planKey: 'k' })).planId).toBe(first.planId);
+    expect(router.inFlight('d1')).toBe(1);
+    expect((await planOf(router, { planKey: 'other' })).planId).not.toBe(first.planId);
+    await finish(router, first.planId);
+    expect((await planOf(router, { planKey: 'k' })).planId).not.toBe(first.planId);
+  });
+
+  test('is one for two calls with one key at the same time', async () => {
+    const { router } = setup();
+    const [one, two] = await Promise.all([planOf(router, { planKey: 'k' }), planOf(router, { planKey: 'k' })]);
+    expect(two.planId).toBe(one.planId);
+    expect(['p1', 'p2', 'd1', 'd2'].map((id) => router.inFlight(id))).toEqual([1, 0, 1, 0]);
+    await finish(router, one.planId);
+    expect(READY.map(({ id }) => router.inFlight(id))).toEqual([0, 0, 0, 0, 0]);
+  });
+
+  test('without a key is always another', async () => {
+    const { router } = setup();
+    expect((await planOf(router)).planId).not.toBe((await planOf(router)).planId);
+  });
+
+  test('reserves both instances until the final report, and is freed once', async () => {
+    const { router } = setup();
+    const inFlight = () => ['p1', 'd1'].map((id) => router.inFlight(id));
+    const { planId } = await planOf(router);
+    expect(inFlight()).toEqual([1, 1]);
+    await finish(router, planId, false);
+    expect(inFlight()).toEqual([1, 1]);
+    await finish(router, planId);
+    expect(inFlight()).toEqual([0, 0]);
+    await finish(router, planId);
+    await finish(router, 'unknown');
+    expect(inFlight()).toEqual([0, 0]);
+  });
+
+  test('that nobody ever reports is forgotten', async () => {
+    const { router } = setup();
+    await planOf(router);
+    vi.advanceTimersByTime(2 * 60 * 60 * 1000 + 1);
+    await planOf(router);
+    expect(['p1', 'd1', 'p2', 'd2'].map((id) => router.inFlight(id))).toEqual([0, 0, 1, 1]);
+  });
+
+  test('needs facts', async () => {
+    const { router } = setup();
+    const signal = new AbortController().signal;
+    expect(await reasonOf(router.planRoute(create(PlanRouteRequestSchema), { signal }))).toBe('INVALID_ARGUMENT');
+    expect(await reasonOf(router.explainRoute(create(ExplainRouteRequestSchema)))).toBe('INVALID_ARGUMENT');
+  });
+});
+
+describe('an instance that refused a connection', () => {
+  test('is tried last for a second, and the registry is told', async () => {
+    const { router, pools } = setup();
+    const { planId } = await planOf(router);
+    await reportLeg(router, planId, 'd2', LegEnding.NOT_SENT);
+    expect(pools.noted).toEqual(['d2 refused']);
+    const plan = await planOf(router);
+    expect([plan.decode, ...plan.decodeFallbacks].map((target) => target?.instanceId)).toEqual(['d3', 'd1', 'd2']);
+    vi.advanceTimersByTime(1001);
+    expect((await planOf(router)).decode?.instanceId).toBe('d3');
+    expect((await planOf(router)).decodeFallbacks.map(({ instanceId }) => instanceId)).toEqual(['d2', 'd3']);
+  });
+
+  test('is back at once when it has answered', async () => {
+    const { router } = setup();
+    const { planId } = await planOf(router);
+    await reportLeg(router, planId, 'd2', LegEnding.NOT_SENT);
+    await reportLeg(router, planId, 'd2', LegEnding.OK);
+    expect((await planOf(router)).decode?.instanceId).toBe('d2');
+  });
+
+  test.each([LegEnding.SERVER_ERROR, LegEnding.RESET, LegEnding.CLIENT_ERROR, LegEnding.BUSY])(
+    'differs from one that answered badly (%i)',
+    async (ending) => {
+      const { router, pools } = setup();
+      const { planId } = await planOf(router);
+      await reportLeg(router, planId, 'd2', ending);
+      expect((await planOf(router)).decode?.instanceId).toBe('d2');
+      expect(pools.noted).toEqual([]);
+    },
+  );
+});
+
+describe('the queue', () => {
+  const WAIT = { maxWaitMs: 1000 };
+
+  test('is not entered without a wait, or for a model that nobody has', async () => {
+    const { router, left } = setup(DOWN);
+    expect(await reasonOf(planOf(router))).toBe('NO_ROUTABLE_PAIR');
+    expect(await reasonOf(planOf(router, { ...WAIT, model: 'nobody' }))).toBe('MODEL_NOT_FOUND');
+    expect(left).toEqual([]);
+  });
+
+  test('gives a plan as soon as a pair is ready', async () => {
+    const { router, pools, left } = setup(DOWN);
+    const waiting = planOf(router, WAIT);
+    await vi.advanceTimersByTimeAsync(500);
+    expect(router.queueDepth).toBe(1);
+    pools.set([prefillOf('p1'), ...DOWN.slice(1)]);
+    await vi.advanceTimersByTimeAsync(100);
+    expect(router.queueDepth).toBe(1);
+    pools.set([prefillOf('p1'), decodeOf('d1')]);
+    expect(pairOf(await waiting)).toBe('p1>d1');
+    expect([router.queueDepth, pools.listeners, vi.getTimerCount()]).toEqual([0, 0, 0]);
+    expect(left).toEqual(['routed']);
+  });
+
+  test('ends when the time is up, however often the pools change meanwhile', async () => {
+    const { router, pools, left } = setup(DOWN);
+    const waiting = reasonOf(planOf(router, WAIT));
+    for (let i = 0; i < 9; i++) {
+      await vi.advanceTimersByTimeAsync(100);
+      pools.set([...DOWN]);
+    }
+    expect(left).toEqual([]);
+    await vi.advanceTimersByTimeAsync(100);
+    expect(await waiting).toBe('NO_ROUTABLE_PAIR');
+    expect(left).toEqual(['timeout']);
+    expect([router.queueDepth, pools.listeners, vi.getTimerCount()]).toEqual([0, 0, 0]);
+  });
+
+  test('ends when the client leaves, also one that has left before', async () => {
+    const { router, pools, left } = setup(DOWN);
+    const client = new AbortController();
+    const waiting = reasonOf(planOf(router, { ...WAIT, signal: client.signal }));
+    await vi.advanceTimersByTimeAsync(10);
+    client.abort();
+    expect(await waiting).toBe('CLIENT_GONE');
+    expect(await reasonOf(planOf(router, { ...WAIT, signal: client.signal }))).toBe('CLIENT_GONE');
+    expect(left).toEqual(['client_gone', 'client_gone']);
+    expect([router.queueDepth, pools.listeners, vi.getTimerCount()]).toEqual([0, 0, 0]);
+  });
+
+  test('is bounded; who does not fit is told when to come again', async () => {
+    const { router, pools } = setup(DOWN, 2);
+    const waiting = [planOf(router, WAIT), planOf(router, WAIT)];
+    await expect(planOf(router, WAIT)).rejects.toMatchObject({ reason: 'QUEUE_FULL', retryAfterMs: 1000 });
+    pools.set(READY);
+    expect((await Promise.all(waiting)).map(pairOf)).toEqual(['p1>d1', 'p2>d2']);
+  });
+
+  test('learns meanwhile that a model is unknown', async () => {
+    const silent = { modelsKnown: false, models: [], state: InstanceState.STARTING };
+    const { router, pools } = setup([prefillOf('p', silent), decodeOf('d', silent)]);
+    const waiting = reasonOf(planOf(router, { ...WAIT, model: 'x' }));
+    await vi.advanceTimersByTimeAsync(10);
+    pools.set(READY);
+    expect(await waiting).toBe('MODEL_NOT_FOUND');
+  });
+});
