@@ -190,17 +190,16 @@ export function promptOfChain(
  * where the first difference is in the stored tail; inside a full block, whose ids nobody keeps, the block's begin.
  */
 export function matchChain(prompt: ProvablePrompt, stored: PackedChain, limit: number): number {
-  const most = Math.min(limit, stored.tokenCount);
   const storedBlocks = stored.words.length / DIGEST_WORDS;
-  const blocks = Math.min(prompt.fullBlocks, storedBlocks, Math.ceil(most / CHAIN_BLOCK_TOKENS));
+  const blocks = Math.min(prompt.fullBlocks, storedBlocks, Math.ceil(limit / CHAIN_BLOCK_TOKENS));
   let equal = 0;
   while (equal < blocks && isSameDigest(prompt.wordsUpTo(equal), stored.words, equal * DIGEST_WORDS)) equal++;
   let matched = equal * CHAIN_BLOCK_TOKENS;
-  if (equal === storedBlocks && matched < most) {
+  if (equal === storedBlocks && matched < limit) {
     const ids = prompt.idsOf(equal);
     if (ids !== undefined) matched += commonLength(stored.tail, ids);
   }
-  return Math.min(matched, most);
+  return Math.min(matched, limit);
 }
 
 /** Hashes blocks in order: each call takes the block after the one before, and gives all 32 bytes of its digest. */

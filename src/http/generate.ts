@@ -75,6 +75,8 @@ export async function serveGenerate(
     if (!(error instanceof BatonError)) log.error({ request_id: requestId, ...errorFields(error) }, 'request failed');
     else if (error.httpStatus >= 500) log.error({ request_id: requestId, reason: error.reason }, 'request failed');
   }
+  // A reply that began and then met a fault of baton's own cannot be ended well; it must not look as if it were.
+  if (refusal !== undefined && sink.status !== 0) sink.destroy();
   if (refusal !== undefined && !sink.signal.aborted && sink.status === 0) {
     const { headers, body } = renderRefusal(refusal);
     sink.start(refusal.status, { ...headers, 'content-length': String(Buffer.byteLength(body)), 'x-request-id': requestId });

@@ -63,6 +63,11 @@ export class ReplySink implements ClientSink {
     if (!this.#response.destroyed) this.#response.end();
   }
 
+  /** Cuts the reply off: the client sees a broken connection. */
+  destroy(): void {
+    this.#response.destroy();
+  }
+
   bufferedBytes(): number {
     return this.#response.writableLength;
   }

@@ -107,6 +107,9 @@ export function engineHeadersOf(
   const byId = new Map(instances.map((instance) => [instance.id, instance]));
   return (instanceId, clientAuthorization) => {
     const instance = byId.get(instanceId);
+    const configured = Object.keys(instance?.headers ?? {}).some((name) => name.toLowerCase() === 'authorization');
+    // A credential among the pool's headers is baton's own, as the pool's key is.
+    if (configured) return { headers: { ...instance?.headers }, auth: 'own' };
     const { authorization, auth } = decideEngineAuth({
       mode: config.engineAuth,
       engineKey: instance?.apiKey ?? config.openaiApiKey,

@@ -12,6 +12,7 @@ import {
   type FailedLeg,
   type GoneLeg,
   type LegAuth,
+  MAX_WHOLE_REPLY,
   ownRefusal,
   type RefusedLeg,
   timeoutFailure,
@@ -85,8 +86,8 @@ export function runDecodeLeg(
   options: DecodeLegOptions,
 ): Promise<DecodeResult> {
   if (sink.signal.aborted) return Promise.resolve({ kind: 'gone' });
-  return new Promise((resolve) => {
-    new DecodeLeg(sink, options, resolve).start(engines, request);
+  return new Promise((resolve, reject) => {
+    new DecodeLeg(sink, options, resolve, reject).start(engines, request);
   });
 }
 
@@ -96,6 +97,7 @@ class DecodeLeg {
   readonly #sink: ClientSink;
   readonly #options: DecodeLegOptions;
   readonly #resolve: (result: DecodeResult) => void;
+  readonly #reject: (error: unknown) => void;
   readonly #splitter = new SseSplitter();
   #control: LegControl | undefined;
   #status = 0;
@@ -121,10 +123,16 @@ class DecodeLeg {
   #settled = false;
   readonly #leave = () => this.#control?.abort(new Error('the client left'));
 
-  constructor(sink: ClientSink, options: DecodeLegOptions, resolve: (result: DecodeResult) => void) {
+  constructor(
+    sink: ClientSink,
+    options: DecodeLegOptions,
+    resolve: (result: DecodeResult) => void,
+    reject: (error: unknown) => void,
+  ) {
     this.#sink = sink;
     this.#options = options;
     this.#resolve = resolve;
+    this.#reject = reject;
   }
 
   start(engines: EngineClient, request: LegRequest): void {
@@ -135,11 +143,22 @@ class DecodeLeg {
       if (isHopeless()) this.#giveUp('unhealthy');
     }, HEALTH_LOOK_MS);
     this.#control = engines.send(request, {
-      head: (status, headers) => this.#onHead(status, headers),
-      data: (chunk) => this.#onData(chunk),
-      end: () => this.#onEnd(),
-      fail: (failure) => this.#onFail(failure),
+      head: (status, headers) => this.#safely(() => this.#onHead(status, headers)),
+      data: (chunk) => this.#safely(() => this.#onData(chunk)),
+      end: () => this.#safely(() => this.#onEnd()),
+      fail: (failure) => this.#safely(() => this.#onFail(failure)),
     });
+  }
+
+  /** A fault of this code must end the request: the HTTP client would swallow it, and the client would wait. */
+  #safely(handle: () => void): void {
+    try {
+      handle();
+    } catch (error) {
+      this.#end();
+      this.#reject(error);
+      this.#control?.abort(new Error('the reply could not be handled'));
+    }
   }
 
   #onHead(status: number, headers: IncomingHttpHeaders): void {
@@ -153,6 +172,7 @@ class DecodeLeg {
     if (this.#mode === 'whole') {
       this.#kept.push(chunk);
       this.#keptBytes += chunk.byteLength;
+      if (this.#keptBytes > MAX_WHOLE_REPLY) this.#control?.abort(new Error('the reply is too large'));
       return;
     }
     for (const event of this.#splitter.push(chunk)) {
@@ -329,11 +349,15 @@ class DecodeLeg {
   }
 
   #settle(result: DecodeResult): void {
+    this.#end();
+    this.#resolve(result);
+  }
+
+  #end(): void {
     this.#settled = true;
     clearTimeout(this.#waiting);
     clearInterval(this.#health);
     this.#sink.signal.removeEventListener('abort', this.#leave);
-    this.#resolve(result);
   }
 }
 

@@ -45,8 +45,8 @@ export interface WholeReply {
   readonly startedAt: number;
 }
 
-/** Default for how many bytes of a whole reply are collected; a larger one is a fault of the engine. */
-const MAX_WHOLE_REPLY = 512 * 1024 * 1024;
+/** How many bytes of a whole reply are collected; a larger one is a fault of the engine. */
+export const MAX_WHOLE_REPLY = 512 * 1024 * 1024;
 
 /** Runs a leg whose reply is wanted whole. `timeoutMs` 0: no limit. */
 export function runWholeLeg(

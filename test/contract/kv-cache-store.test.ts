@@ -28,6 +28,9 @@ const HANDLE_JSON =
   '"remote_request_id":"chatcmpl-1","remote_host":"10.0.0.2","remote_port":5601,"tp_size":1,"remote_num_tokens":200,' +
   '"remote_blocks_expiry_time":1519.551656931,"unknown":{"a":9007199254740993}}';
 
+type PutParts = Exclude<MessageInitShape<typeof PutEntryRequestSchema>, PutEntryRequest>;
+type TakeParts = Exclude<MessageInitShape<typeof TakeEntryRequestSchema>, TakeEntryRequest>;
+
 let calls = 0;
 const key = () => `call-${++calls}`;
 
@@ -37,7 +40,7 @@ function handle(): KvTransferParams {
   return params;
 }
 
-function putRequest(rest: MessageInitShape<typeof PutEntryRequestSchema> = {}, tokens = ids(200)): PutEntryRequest {
+function putRequest(rest: PutParts = {}, tokens = ids(200)): PutEntryRequest {
   return create(PutEntryRequestSchema, {
     idempotencyKey: key(),
     key: KEY,
@@ -56,7 +59,7 @@ function putRequest(rest: MessageInitShape<typeof PutEntryRequestSchema> = {}, t
   });
 }
 
-function takeRequest(rest: MessageInitShape<typeof TakeEntryRequestSchema> = {}, prompt = ids(300)): TakeEntryRequest {
+function takeRequest(rest: TakeParts = {}, prompt = ids(300)): TakeEntryRequest {
   return create(TakeEntryRequestSchema, {
     idempotencyKey: key(),
     key: KEY,
@@ -311,7 +314,7 @@ describe.each(BINDINGS.filter(({ name }) => name === 'direct' || name === 'gRPC 
     const digests = { reason: 'LIMIT_EXCEEDED', limit: 'chain_digests', max: '4' };
     expect(await refusal(run.client.putEntry(putRequest({}, ids(320))))).toEqual(digests);
     const chain = buildChain(ids(320), SEED, sha256);
-    const prompt = { case: 'promptChain', value: { chain, rawBlocks: [] } };
+    const prompt = { case: 'promptChain' as const, value: { chain, rawBlocks: [] } };
     expect(await refusal(run.client.takeEntry(takeRequest({ prompt })))).toEqual(digests);
     expect(await refusal(run.client.takeEntry(takeRequest({}, ids(401))))).toEqual({
       reason: 'LIMIT_EXCEEDED',

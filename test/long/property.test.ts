@@ -119,7 +119,8 @@ function substanceOf(text: string, stream: boolean) {
     }
     for (const choice of reply.choices ?? []) {
       const piece = choice.delta ?? choice.message;
-      const known = (choices[choice.index] ??= { text: '', calls: '', finish: null, stop: null, logprobs: [] });
+      const known = choices[choice.index] ?? { text: '', calls: '', finish: null, stop: null, logprobs: [] };
+      choices[choice.index] = known;
       known.text += piece?.content ?? choice.text ?? '';
       for (const call of piece?.tool_calls ?? [])
         known.calls += (call.function.name ?? '') + (call.function.arguments ?? '');
@@ -336,15 +337,15 @@ test(`${REQUESTS} random requests with faults on every leg`, { timeout: 280_000 
   const busy = () =>
     engines.map((sim) => sim.state()).reduce((n, s) => n + s.running + s.waiting + s.loading + s.hanging, 0);
   await expect.poll(busy, { timeout: 10_000, message: `seed ${SEED}: nothing runs` }).toBe(0);
-  // Every block is free again: what was handed over was read or its lease ended, and nothing leaked.
-  const pinned = () => engines.map((sim) => sim.state().pins);
-  await expect.poll(pinned, { timeout: 2 * LEASE_MS, message: `seed ${SEED}: pins` }).toEqual(engines.map(() => 0));
-  for (const sim of engines) expect(sim.state().freeBlocks, `seed ${SEED}`).toBe(BLOCKS - 1);
   for (const sim of engines) watch.add(sim.state());
   expect(watch, `seed ${SEED}`).toMatchObject({
     deaths: [],
     harm: { mismatchedPulls: 0, leakedPins: 0, leakedBlocks: 0, expiredReads: 0, doubleReads: 0, hung: 0 },
   });
+  // Every block is free again: what was handed over was read or its lease has ended.
+  const held = () => engines.map((sim) => ({ pins: sim.state().pins, blocks: BLOCKS - 1 - sim.state().freeBlocks }));
+  const nothing = engines.map(() => ({ pins: 0, blocks: 0 }));
+  await expect.poll(held, { timeout: 2 * LEASE_MS, message: `seed ${SEED}: blocks` }).toEqual(nothing);
 
   await checkBooks(complete);
   expect(rejections, `seed ${SEED}`).toEqual([]);

@@ -1,31 +1,27 @@
-import { mkdirSync, writeFileSync } from 'node:fs';
-import { cpus, totalmem } from 'node:os';
-import { dirname } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { type BatonProcess, startBatonProcess } from '../support/baton-process.ts';
-import { type RealEngines, realEngines } from '../support/real-engines.ts';
+import { givenByUrl, type RealEngines, realEngines } from '../support/real-engines.ts';
+import { RealLog } from '../support/real-log.ts';
 import { hasShared } from '../support/shared.ts';
 
 /** Real vLLM, 1P1D over NIXL, with a plain instance of the same weights as the oracle. */
-const available = process.env['BATON_REAL_PREFILL'] !== undefined || hasShared('engines/install.sh');
+const available = givenByUrl() || hasShared('engines/install.sh');
 const MODEL = process.env['BATON_REAL_MODEL'] ?? 'tiny';
-const log: string[] = [];
+const log = new RealLog('Prefill to decode, vLLM 0.33 (CPU), NixlConnector, 1P1D, against a plain instance');
 let engines: RealEngines;
 let baton: BatonProcess;
 
 describe.runIf(available)('real engines, prefill to decode', () => {
   beforeAll(async () => {
-    engines = await realEngines();
-    baton = await startBatonProcess(['--prefill', engines.prefill, '--decode', engines.decode]);
+    engines = await realEngines({ version: '0.33', tokens: 'bytes', prefill: 1 });
+    baton = await startBatonProcess(['--prefill', ...engines.prefill, '--decode', engines.decode]);
     await untilReady();
-    const { version } = await getJson(`${engines.decode}/version`);
-    log.push(`engine: vLLM ${String(version)} (CPU), NixlConnector, 1P1D and a plain instance with the same weights`);
   });
 
   afterAll(async () => {
     await baton?.[Symbol.asyncDispose]();
     await engines?.[Symbol.asyncDispose]();
-    writeLog();
+    log.write();
   });
 
   const prompts = [2, 12, 60, 250, 900, 1900].map((words, i) => words_(words, i + 1));
@@ -115,7 +111,7 @@ describe.runIf(available)('real engines, prefill to decode', () => {
     for (const { through, body } of await Promise.all(stay)) {
       expect(through.text).toBe((await answer(engines.plain, 'chat', body)).text);
     }
-    for (const url of [engines.prefill, engines.decode]) expect((await fetch(`${url}/health`)).status).toBe(200);
+    for (const url of [...engines.prefill, engines.decode]) expect((await fetch(`${url}/health`)).status).toBe(200);
     log.push('6 requests at once beside 4 clients that left: answers equal, both engines healthy');
   });
 });
@@ -175,10 +171,6 @@ async function answer(base: string, kind: Kind, body: Record<string, unknown>): 
   return { text, finish, usage, raw };
 }
 
-async function getJson(url: string): Promise<Record<string, unknown>> {
-  return (await (await fetch(url)).json()) as Record<string, unknown>;
-}
-
 /** Prompt tokens of an engine by where their KV came from. */
 async function promptTokens(base: string): Promise<{ local_compute: number; external_kv_transfer: number }> {
   const text = await (await fetch(`${base}/metrics`)).text();
@@ -196,13 +188,4 @@ async function untilReady(): Promise<void> {
     await new Promise((next) => setTimeout(next, 200));
   }
   throw new Error(`not ready:\n${baton.lines.join('\n')}`);
-}
-
-function writeLog(): void {
-  const file = process.env['BATON_REAL_LOG'];
-  if (file === undefined) return;
-  mkdirSync(dirname(file), { recursive: true });
-  const machine = `${cpus().length} cores (${cpus()[0]?.model.trim()}), ${Math.round(totalmem() / 2 ** 30)} GiB`;
-  const head = ['# Real engines, prefill to decode', '', `Machine: ${machine}. Written by \`npm run test:real\`.`, ''];
-  writeFileSync(file, `${[...head, ...log.map((line) => `- ${line}`)].join('\n')}\n`);
 }

@@ -4,45 +4,73 @@ import { tmpdir } from 'node:os';
 import { join, resolve } from 'node:path';
 import { SHARED } from './shared.ts';
 
-/** Base URLs of running engines: one prefill, one decode, one plain instance with the same weights. */
+/** Which engines a test wants. */
+export interface EngineSet {
+  readonly version: '0.33' | '0.32';
+  /** `bytes`: what was generated is the same tokens when it comes back; `bpe`: it is not. */
+  readonly tokens: 'bytes' | 'bpe';
+  readonly prefill: number;
+}
+
+/** Base URLs of running engines: the prefill pool, one decode, one plain instance with the same weights. */
 export interface RealEngines extends AsyncDisposable {
-  readonly prefill: string;
+  readonly prefill: readonly string[];
   readonly decode: string;
   readonly plain: string;
-  readonly log: readonly string[];
+  /** Kills D and starts it again on its ports; undefined for engines that were given by URL. */
+  readonly restartDecode: (() => Promise<void>) | undefined;
+}
+
+/** Decode engines keep a handle's blocks this long; prefill engines for 60 s. */
+export const REAL_DECODER_TTL = '60s';
+
+let nextBase = 18_100;
+
+/** Whether tests on real engines can run here. */
+export function givenByUrl(): boolean {
+  return process.env['BATON_REAL_PREFILL'] !== undefined;
 }
 
 /**
- * Uses the engines of BATON_REAL_PREFILL, BATON_REAL_DECODE and BATON_REAL_PLAIN where they are set; else installs and
- * starts real vLLM with the handed scripts (BATON_REAL_DIR keeps the installation, default in the temporary folder).
+ * Uses the engines of BATON_REAL_PREFILL (comma-separated), BATON_REAL_DECODE and BATON_REAL_PLAIN where they are set;
+ * else installs and starts real vLLM with the handed scripts. BATON_REAL_DIR keeps the installation, default a folder in
+ * the temporary one.
  */
-export async function realEngines(): Promise<RealEngines> {
+export async function realEngines(set: EngineSet): Promise<RealEngines> {
   const { BATON_REAL_PREFILL: prefill, BATON_REAL_DECODE: decode, BATON_REAL_PLAIN: plain } = process.env;
   if (prefill !== undefined && decode !== undefined && plain !== undefined) {
-    return { prefill, decode, plain, log: ['engines: given by URL'], async [Symbol.asyncDispose]() {} };
+    return { prefill: prefill.split(','), decode, plain, restartDecode: undefined, async [Symbol.asyncDispose]() {} };
   }
   const home = process.env['BATON_REAL_DIR'] ?? join(tmpdir(), 'baton-real-engines');
   const venv = join(home, 'venv');
   const overlay = join(venv, 'overlay-0.33');
   const scripts = resolve(SHARED, 'engines');
-  const log: string[] = [];
-  if (!existsSync(overlay)) log.push(await run('bash', [join(scripts, 'install.sh'), venv, 'overlay'], {}));
-  const basePort = 18100;
+  if (!existsSync(join(overlay, 'vllm-0.33.0+cpu.dist-info'))) {
+    await run('bash', [join(scripts, 'install.sh'), venv, 'overlay'], {});
+  }
+  const base = nextBase;
+  nextBase += 20;
   const env = {
     ENGINE_PY: join(venv, 'bin/python'),
-    RUN_DIR: join(home, 'run'),
-    VLLM_OVERLAY: overlay,
-    BASE_PORT: String(basePort),
+    RUN_DIR: join(home, `run-${base}`),
+    MODEL_DIR: join(home, `model-${set.tokens}`),
+    TOKENS: set.tokens,
     LEASE: '60',
+    D_TTL: '60',
+    ...(set.version === '0.33' ? { VLLM_OVERLAY: overlay } : {}),
   };
   const engines = join(scripts, 'engines.py');
-  log.push(await run('python3', [engines, 'up', 'p1:p', 'd1:d', 's:plain'], env));
-  const url = (offset: number) => `http://127.0.0.1:${basePort + offset}`;
+  const prefills = Array.from({ length: set.prefill }, (_, i) => `p${i + 1}:p`);
+  await run('python3', [engines, 'up', 'd1:d', 's:plain', ...prefills], { ...env, BASE_PORT: String(base) });
+  const url = (offset: number) => `http://127.0.0.1:${base + offset}`;
   return {
-    prefill: url(0),
-    decode: url(1),
-    plain: url(2),
-    log,
+    prefill: prefills.map((_, i) => url(2 + i)),
+    decode: url(0),
+    plain: url(1),
+    async restartDecode() {
+      await run('python3', [engines, 'kill', 'd1'], env);
+      await run('python3', [engines, 'up', 'd1:d'], { ...env, BASE_PORT: String(base) });
+    },
     async [Symbol.asyncDispose]() {
       await run('python3', [engines, 'down'], env);
     },
@@ -53,11 +81,16 @@ function run(command: string, args: readonly string[], env: Readonly<Record<stri
   return new Promise((done, fail) => {
     const child = spawn(command, args, { env: { ...process.env, ...env }, stdio: ['ignore', 'pipe', 'pipe'] });
     let output = '';
-    for (const stream of [child.stdout, child.stderr]) stream.on('data', (data) => (output += String(data)));
+    for (const stream of [child.stdout, child.stderr]) {
+      stream.on('data', (data) => {
+        output += String(data);
+      });
+    }
     child.on('error', fail);
-    child.on('close', (code) => {
+    // The engines inherit the pipes: the command has ended when it exits, not when they close.
+    child.on('exit', (code) => {
       if (code === 0) done(output.trim());
-      else fail(new Error(`${command} ended with ${code}:\n${output.slice(-4000)}`));
+      else fail(new Error(`${command} ${args.join(' ')} ended with ${code}:\n${output.slice(-4000)}`));
     });
   });
 }
