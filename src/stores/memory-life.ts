@@ -218,6 +218,7 @@ export class Lifecycle {
   sweepOne(now: number): boolean {
     const claim = this.#deadlines.peek()?.item;
     if (claim !== undefined && claim.deadline <= now) {
+      if (claim.slot !== undefined) this.settle(claim.slot, now);
       if (claim.state === 'open') this.commit(claim, now);
       return true;
     }

@@ -129,7 +129,7 @@ export function drawFault(draw: Draw, leg: 'prefill' | 'decode' | 'plain', model
   const slow = { ...common, kind: 'slow', ms: draw.int(1, 8) } as const;
   const reset = { ...common, kind: 'reset' } as const;
   const hang = { ...common, count: 1, kind: 'hang' } as const;
-  if (draw.chance(0.02)) return hang;
+  if (draw.chance(0.01)) return hang;
   if (leg === 'prefill') {
     const patch = draw.pick(MALFORMED) ?? {};
     const patched = { ...common, kind: 'patch_handle', patch } as const;

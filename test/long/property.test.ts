@@ -9,7 +9,7 @@ const SEED = Number(process.env['BATON_TEST_SEED'] ?? Math.floor(Math.random() *
 const REQUESTS = 3200;
 const WORKERS = 16;
 const LEASE_MS = 5000;
-const BLOCKS = 400;
+const BLOCKS = 1000;
 
 const ROOTS = ['alpha', 'beta'] as const;
 /** Each worker has names of its own for the same weights, so that a fault hits the requests of that worker alone. */
@@ -39,7 +39,7 @@ beforeAll(async () => {
       blockSize: 8,
       numBlocks: BLOCKS,
       maxModelLen: 700,
-      maxNumSeqs: 16,
+      maxNumSeqs: 256,
       defaultMaxTokens: 16,
       kvLeaseMs: LEASE_MS,
       seed: SEED,
@@ -212,7 +212,7 @@ async function makeOutages(outages: Outages, watch: Watch, isOver: () => boolean
     }
     await untilReady();
     span.until = performance.now();
-    await new Promise((next) => setTimeout(next, draw.int(1500, 4000)));
+    await new Promise((next) => setTimeout(next, draw.int(2000, 5000)));
   }
   return made;
 }
@@ -353,7 +353,7 @@ test(`${REQUESTS} random requests with faults on every leg`, { timeout: 280_000 
   // The run means something only if most of what it can meet was met.
   const sums = `seed ${SEED}: ${JSON.stringify({ ...count, made, pulls: watch.pulls, preemptions: watch.preemptions })}`;
   expect(count.right, sums).toBeGreaterThan(REQUESTS * 0.6);
-  expect(count.clean, sums).toBeGreaterThan(REQUESTS * 0.2);
+  expect(count.clean, sums).toBeGreaterThan(REQUESTS * 0.1);
   expect(Math.min(count.refused, count.failed, count.broken, count.left), sums).toBeGreaterThan(10);
   expect(watch.pulls, sums).toBeGreaterThan(REQUESTS * 0.2);
   process.stdout.write(`${sums}\n`);
@@ -392,7 +392,7 @@ test('the comparison notices a wrong handle', async () => {
   const body = { model: 'alpha-0', prompt: 'w'.repeat(120), max_tokens: 12, ignore_eos: true, cache_salt: 'wrong' };
   const ask: Ask = { path: '/v1/completions', body };
   // 120 letters are 15 blocks of 8 tokens: ids of as many blocks, but of others.
-  const patch = { remote_block_ids: [Array.from({ length: 15 }, (_, index) => 300 + index)] };
+  const patch = { remote_block_ids: [Array.from({ length: 15 }, (_, index) => 900 + index)] };
   for (const sim of first) await sim.setFault({ kind: 'patch_handle', model: 'alpha-0', leg: 'prefill', patch });
   const got = await send(harness.url, ask, 'wrong');
   const want = await send(harness.plain.url, ask, 'wrong');

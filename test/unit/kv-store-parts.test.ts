@@ -93,6 +93,24 @@ describe('bounded work', () => {
     expect(left).toEqual([3000 - 5 - 1024, 3000 - 5 - 2048, 0]);
   });
 
+  test('claims that are over make room before a put is refused', async () => {
+    const time: TestTime = { now: 0 };
+    const store = new MemoryStore(
+      { now: () => time.now, limits: limits({ totalBytes: 5000 }) },
+      { ...MEMORY_BOUNDS, sweep: 0 },
+    );
+    const put = (conversationId: string) =>
+      store.put({ id: callId(), entry: newEntry({ key: { conversationId }, tokens: null }), derivedKey: false });
+    for (const conversationId of ['a', 'b', 'c', 'd']) {
+      await put(conversationId);
+      const key = { ...KEY, conversationId };
+      await store.take({ id: callId(), key, minTokens: 1, compatGroup: '', deadlineMs: 1000 });
+    }
+    await expect(put('e')).rejects.toMatchObject({ reason: 'LIMIT_EXCEEDED' });
+    time.now = 1000;
+    expect((await put('e')).displaced).toEqual([]);
+  });
+
   test('what is remembered of the dead, of answers and of claims has bounds', async () => {
     const time: TestTime = { now: 0 };
     const bounds = { ...MEMORY_BOUNDS, tombstones: 10, replays: 10, endedClaims: 10, queueEntries: 10 };
