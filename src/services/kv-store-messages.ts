@@ -70,6 +70,7 @@ export function statsMessage(stats: StoreStats, runId: string, limits: StoreLimi
     takes: BigInt(stats.takes),
     misses: [...stats.misses].map(([reason, count]) => ({ reason, count: BigInt(count) })),
     evictions: BigInt(stats.evictions),
+    expirations: BigInt(stats.expirations),
     owners: stats.owners.map((owner) => ({ ...owner, pinnedBlocks: BigInt(owner.pinnedBlocks) })),
     limits: { ...limits, tenantBytes: BigInt(limits.tenantBytes), totalBytes: BigInt(limits.totalBytes) },
   });

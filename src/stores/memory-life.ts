@@ -39,6 +39,7 @@ export interface Tombstone {
 export class Lifecycle {
   readonly table = new SlotTable();
   readonly #bounds: MemoryBounds;
+  readonly #onExpired: (tenant: string) => void;
   readonly #runId: string;
   readonly #claims = new Map<string, Claim>();
   readonly #deadlines = new Heap<Claim>();
@@ -51,9 +52,11 @@ export class Lifecycle {
   #revision = 0n;
   #lastClaim = 0;
 
-  constructor(runId: string, bounds: MemoryBounds) {
+  /** @param onExpired hears the tenant of each entry that nobody took in time */
+  constructor(runId: string, bounds: MemoryBounds, onExpired: (tenant: string) => void) {
     this.#runId = runId;
     this.#bounds = bounds;
+    this.#onExpired = onExpired;
     const tombs = {
       lifetimeMs: bounds.tombstoneMs,
       maxCount: bounds.tombstones,
@@ -201,6 +204,7 @@ export class Lifecycle {
 
   /** Remembers why a live entry is one no more. */
   #bury(slot: Slot, reason: MissReason, now: number): void {
+    if (reason === MissReason.EXPIRED && slot.claim === undefined) this.#onExpired(slot.about.key.tenant);
     const tombstone = { tenant: slot.about.key.tenant, seq: slot.seq, reason };
     this.#deadEntries.set(slot.id, tombstone, now, 2 * slot.id.length + 256);
     const before = this.#deadKeys.get(slot.keyId, now);

@@ -88,7 +88,7 @@ export class MemoryStore implements KvStore {
     this.#now = options.now;
     this.#limits = options.limits;
     this.#bounds = bounds;
-    this.#life = new Lifecycle(this.runId, bounds);
+    this.#life = new Lifecycle(this.runId, bounds, (tenant) => this.#counters.expired(tenant));
     const window = { lifetimeMs: bounds.replayMs, maxCount: bounds.replays, maxBytes: bounds.replayBytes };
     this.#puts = new ReplayWindow(window);
     this.#takes = new ReplayWindow(window);

@@ -2,12 +2,13 @@ import type { MissReason } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import { AgingMap } from './aging-map.ts';
 import type { StoreStats } from './store.ts';
 
-type Counted = Pick<StoreStats, 'puts' | 'takes' | 'misses' | 'evictions'>;
+type Counted = Pick<StoreStats, 'puts' | 'takes' | 'misses' | 'evictions' | 'expirations'>;
 
 interface Counts extends Counted {
   puts: number;
   takes: number;
   evictions: number;
+  expirations: number;
   readonly misses: Map<MissReason, number>;
 }
 
@@ -40,6 +41,10 @@ export class StoreCounters {
     for (const counts of this.#both(tenant)) counts.evictions += 1;
   }
 
+  expired(tenant: string): void {
+    for (const counts of this.#both(tenant)) counts.expirations += 1;
+  }
+
   #both(tenant: string): readonly Counts[] {
     let counts = this.#tenants.get(tenant, 0);
     if (counts === undefined) {
@@ -51,5 +56,5 @@ export class StoreCounters {
 }
 
 function noCounts(): Counts {
-  return { puts: 0, takes: 0, evictions: 0, misses: new Map() };
+  return { puts: 0, takes: 0, evictions: 0, expirations: 0, misses: new Map() };
 }

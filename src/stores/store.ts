@@ -188,6 +188,8 @@ export interface StoreStats {
   readonly takes: number;
   readonly misses: ReadonlyMap<MissReason, number>;
   readonly evictions: number;
+  /** Entries whose time ran out before anyone took them. */
+  readonly expirations: number;
   readonly owners: readonly { readonly instanceId: string; readonly entries: number; readonly pinnedBlocks: number }[];
 }
 
@@ -250,7 +252,7 @@ export interface KvStore extends AsyncDisposable {
   readonly invalidateOwner: (
     call: InvalidateCall,
   ) => Promise<{ readonly droppedEntries: number; readonly droppedClaims: number }>;
-  /** Counts entries that pass the filter; puts, takes, misses and evictions heed its tenant alone. */
+  /** Counts entries that pass the filter; puts, takes, misses, evictions and expirations heed its tenant alone. */
   readonly stats: (filter: StoreFilter) => Promise<StoreStats>;
   /** Calls `listener` whenever entries came to the release queue; returns what ends that. */
   readonly onReleasable: (listener: ReleasableListener) => () => void;

@@ -50,6 +50,7 @@ describe.each(Object.entries(STORES))('store %s', (_name, open) => {
       await store.release(third.claimId, ANYONE);
       time.now += 1;
       expect(await take()).toEqual(miss(MissReason.EXPIRED));
+      expect(await store.stats({})).toMatchObject({ entries: 0, expirations: 1 });
     });
 
     test('a claim past its deadline counts as committed', async () => {
