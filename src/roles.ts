@@ -51,12 +51,14 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
     registry.start();
     await firstLook(registry);
   }
-  const view: InstanceView & { readonly stale?: boolean } = registry ?? watchRemote(config, stack);
+  // A store alone serves whoever calls it and looks at no engine.
+  const storeOnly = config.roles.every((role) => role === 'kvstore');
+  const view: WatchedView = registry ?? (storeOnly ? NO_POOLS : watchRemote(config, stack));
   watchPools(metrics, view);
 
   const localStore = has('kvstore') ? await openStore(metrics, onFault, stack) : undefined;
   const store = localStore?.client ?? storeElsewhere(config, stack);
-  if (store !== undefined) stack.use(new OwnerWatch(store, view));
+  if (store !== undefined && !storeOnly) stack.use(new OwnerWatch(store, view));
   const routerService = has('router') ? buildRouter(config, view, store, metrics, log) : undefined;
   const services: RpcServices = {
     ...(routerService === undefined ? {} : { router: routerService }),
@@ -98,6 +100,7 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
     addresses.facade = await listen(facade, config.facade.host, config.facade.port, '--port', log);
     stack.defer(() => drain(facade, config.timeouts.drainMs));
   }
+  if (has('router') && store !== undefined && config.reuse.guard !== 'exact') warnUnsafe(config.reuse.guard, log, stack);
   const resources = stack.move();
   log.info({ ...addresses, roles: config.roles, version }, 'baton is up');
   return {
@@ -113,4 +116,29 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
 /** A router without a store beside it uses the one it is told of; reuse is off without one. */
 function storeElsewhere(config: Config, stack: AsyncDisposableStack): Client<typeof KVCacheStore> | undefined {
   return config.kvstoreUrl === undefined ? undefined : connectTo(config.kvstoreUrl, stack).kvCacheStore;
+}
+
+type WatchedView = InstanceView & { readonly stale?: boolean };
+
+const NO_POOLS: WatchedView = {
+  snapshot: () => [],
+  onChange: () => () => {},
+  notePassive: () => {},
+  noteBidirectional: () => {},
+  drain: () => {},
+};
+
+const WARN_AGAIN_MS = 60 * 60 * 1000;
+
+/** Whoever reads the log of a process that may answer wrongly must find that in it, however long ago it started. */
+function warnUnsafe(guard: string, log: Logger, stack: AsyncDisposableStack): void {
+  const warn = () =>
+    log.warn(
+      { guard },
+      'reuse is not guarded: equal text can have other tokens, and wrong KV stays in the prefix caches of the engines, where other requests hit it',
+    );
+  warn();
+  const timer = setInterval(warn, WARN_AGAIN_MS);
+  timer.unref();
+  stack.defer(() => clearInterval(timer));
 }
