@@ -22,8 +22,11 @@ export interface LegRequest {
 
 /** Why a leg ended without a whole reply. */
 export interface LegFailure {
-  /** `not_sent`: connect, DNS or TLS error, no request byte was written; `aborted`: this side gave up. */
-  readonly kind: 'not_sent' | 'reset' | 'aborted';
+  /**
+   * `not_sent`: connect, DNS or TLS error, no request byte was written; `too_late`: connected, and not sent because
+   * `isTooLate` said so; `aborted`: this side gave up.
+   */
+  readonly kind: 'not_sent' | 'too_late' | 'reset' | 'aborted';
   /** The connection had served a request before. */
   readonly reused: boolean;
   /** A reply byte had arrived. */
@@ -220,8 +223,9 @@ class Leg implements Dispatcher.DispatchHandler, LegControl {
   }
 
   onResponseError(_controller: Dispatcher.DispatchController | undefined, error: Error): void {
-    const isUnsent = this.#tooLate || (this.#controller === undefined && !this.#replied);
-    this.#fail(this.#aborted !== undefined ? 'aborted' : isUnsent ? 'not_sent' : 'reset', error);
+    if (this.#aborted !== undefined) this.#fail('aborted', error);
+    else if (this.#tooLate) this.#fail('too_late', error);
+    else this.#fail(this.#controller === undefined && !this.#replied ? 'not_sent' : 'reset', error);
   }
 
   pause(): void {

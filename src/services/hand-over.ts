@@ -291,6 +291,11 @@ class HandOver {
       if (result.kind === 'broken') return this.#end('broken', undefined, result.facts);
       if (result.kind === 'refused') return this.#end('refused', result.refusal, undefined);
       const others = decodes.slice(1);
+      if (result.cause === 'late') {
+        // Slow to connect to: another one may be quicker, and P runs again in any case.
+        if (others.length > 0) decodes = others;
+        continue;
+      }
       if (result.cause === 'not_sent') {
         if (others.length === 0) return this.#end('failed', result.refusal, undefined);
         decodes = others;

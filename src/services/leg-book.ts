@@ -25,6 +25,7 @@ const REPORT_MS = 5000;
 
 const FAILED_ENDINGS: Readonly<Record<FailedLeg['cause'], LegEnding>> = {
   not_sent: LegEnding.NOT_SENT,
+  late: LegEnding.TIMEOUT,
   stale: LegEnding.RESET,
   reset: LegEnding.RESET,
   started: LegEnding.RESET,

@@ -14,10 +14,10 @@ export interface Refusal {
 export interface FailedLeg {
   readonly kind: 'failed';
   /**
-   * `not_sent`: the engine never saw the request. `stale`: reset on a reused connection before a reply byte.
+   * `not_sent`: the engine never saw the request. `late`: nor here, because the hand-over had run out by then. `stale`: reset on a reused connection before a reply byte.
    * `started`: tokens may have been produced (a reply was cut). `status`: the engine said so itself.
    */
-  readonly cause: 'not_sent' | 'stale' | 'reset' | 'started' | 'timeout' | 'status' | 'unhealthy';
+  readonly cause: 'not_sent' | 'late' | 'stale' | 'reset' | 'started' | 'timeout' | 'status' | 'unhealthy';
   readonly refusal: Refusal;
 }
 
@@ -140,6 +140,7 @@ export function connectionFailure(failure: LegFailure): FailedLeg {
     const refusal = ownRefusal('ENGINE_UNREACHABLE', 'No engine could be reached for this request.');
     return { kind: 'failed', cause: 'not_sent', refusal: { ...refusal, retryAfterSeconds: 1 } };
   }
+  if (failure.kind === 'too_late') return { ...timeoutFailure(), cause: 'late' };
   const cause = failure.replied ? 'started' : failure.reused ? 'stale' : 'reset';
   return {
     kind: 'failed',

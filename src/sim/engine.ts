@@ -41,6 +41,7 @@ export class Engine {
   private readonly clock: SimClock;
   private readonly runs = new Set<Run>();
   private readonly queue: Run[] = [];
+  private pumping = false;
   private active = 0;
   private readonly peers = new SideChannelClient();
   private readonly side: SideChannelServer;
@@ -241,10 +242,17 @@ export class Engine {
 
   /** Starts what fits, in order of arrival. */
   private pump(): void {
-    for (let run = this.queue[0]; run !== undefined; run = this.queue[0]) {
-      if (run.failure === undefined && !this.tryStart(run)) return;
-      this.queue.shift();
-      run.wake?.();
+    // Starting a run looks at the pins, an expired pin frees blocks, and freed blocks pump.
+    if (this.pumping) return;
+    this.pumping = true;
+    try {
+      for (let run = this.queue[0]; run !== undefined; run = this.queue[0]) {
+        if (run.failure === undefined && !this.tryStart(run)) return;
+        this.queue.shift();
+        run.wake?.();
+      }
+    } finally {
+      this.pumping = false;
     }
   }
 

@@ -225,7 +225,7 @@ describe('a leg that must not be sent after some moment', () => {
     });
     await using client = open();
     const ending = await send(client, { url: server.url, path: '/one', isTooLate: () => late }).ending;
-    if (late) expect(ending).toMatchObject({ failure: { kind: 'not_sent', replied: false } });
+    if (late) expect(ending).toMatchObject({ failure: { kind: 'too_late', replied: false } });
     else expect(ending).toEqual({ body: 'ok' });
     expect(await send(client, { url: server.url, path: '/two' }).ending).toEqual({ body: 'ok' });
     expect(seen).toEqual(late ? ['/two'] : ['/one', '/two']);
