@@ -7,19 +7,17 @@ import { EngineClient } from './engine/client.ts';
 import { buildAdmin } from './http/admin.ts';
 import { createLogger, errorFields, type Logger } from './obs/log.ts';
 import { Metrics } from './obs/metrics.ts';
-import { createDirectClient } from './rpc/direct-client.ts';
-import { startRpcListener } from './rpc/listener.ts';
-import type { RpcServices } from './rpc/routes.ts';
 import { buildFacadeOf, engineHeadersOf } from './roles/facade.ts';
 import { drain, failStart, formatAddress, listen } from './roles/listen.ts';
 import { buildRegistry, connectTo, firstLook, startSims, watchPools, watchRemote } from './roles/pools.ts';
 import { buildRouter } from './roles/router.ts';
 import { openStore } from './roles/store.ts';
+import { createDirectClient } from './rpc/direct-client.ts';
+import { startRpcListener } from './rpc/listener.ts';
+import type { RpcServices } from './rpc/routes.ts';
 import type { InstanceView } from './services/instance-view.ts';
 import { OwnerWatch } from './services/owner-watch.ts';
 import { ReleaseWorker } from './services/release-worker.ts';
-
-export { StartError } from './roles/listen.ts';
 
 /** A running process: what it listens on, and how to end it. */
 export interface Running {
@@ -100,7 +98,8 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
     addresses.facade = await listen(facade, config.facade.host, config.facade.port, '--port', log);
     stack.defer(() => drain(facade, config.timeouts.drainMs));
   }
-  if (has('router') && store !== undefined && config.reuse.guard !== 'exact') warnUnsafe(config.reuse.guard, log, stack);
+  if (has('router') && store !== undefined && config.reuse.guard !== 'exact')
+    warnUnsafe(config.reuse.guard, log, stack);
   const resources = stack.move();
   log.info({ ...addresses, roles: config.roles, version }, 'baton is up');
   return {

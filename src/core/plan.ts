@@ -129,8 +129,5 @@ function rank(usable: readonly Instance[], policy: Policy, turn: number, view: P
   const candidates = usable.map(({ id }) => ({ id, inFlight: view.inFlight(id) }));
   const byId = new Map(usable.map((instance) => [instance.id, instance]));
   const ranked = policy.rank({ candidates, turn }).flatMap(({ id }) => byId.get(id) ?? []);
-  return [
-    ...ranked.filter(({ id }) => !view.cooling.has(id)),
-    ...ranked.filter(({ id }) => view.cooling.has(id)),
-  ];
+  return [...ranked.filter(({ id }) => !view.cooling.has(id)), ...ranked.filter(({ id }) => view.cooling.has(id))];
 }

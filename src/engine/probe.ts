@@ -156,7 +156,8 @@ async function readTemplate(get: Get): Promise<Pick<ProbeResult, 'templateFinger
 function tokensOf(text: string): string | undefined {
   try {
     const body: unknown = JSON.parse(text);
-    if (typeof body !== 'object' || body === null || !('tokens' in body) || !Array.isArray(body.tokens)) return undefined;
+    if (typeof body !== 'object' || body === null || !('tokens' in body) || !Array.isArray(body.tokens))
+      return undefined;
     return body.tokens.length === 0 ? undefined : JSON.stringify(body.tokens);
   } catch {
     return undefined;

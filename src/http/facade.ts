@@ -7,11 +7,11 @@ import { isRoutable } from '../core/plan.ts';
 import { acceptedRequestId } from '../core/request-headers.ts';
 import { errorFields } from '../obs/log.ts';
 import type { InstanceView } from '../services/instance-view.ts';
+import { addMetricsRoute } from './admin.ts';
 import type { Authenticate } from './authenticate.ts';
 import { BrokenRequests } from './broken-request.ts';
 import { toRequestError } from './errors.ts';
 import { GENERATE_ROUTES, type GenerateDeps, refuseEarly, serveGenerate } from './generate.ts';
-import { addMetricsRoute } from './admin.ts';
 import { closeUnusedConnections } from './unused-connections.ts';
 
 declare module 'fastify' {
@@ -60,7 +60,9 @@ export function buildFacade(deps: FacadeDeps): FastifyInstance {
     routerOptions: { ignoreTrailingSlash: true, maxParamLength: 1024 },
     clientErrorHandler: (error, socket) => broken.answer(error, socket as Socket),
     // A path that cannot be decoded; Fastify's own answer would repeat it.
-    frameworkErrors: (_error, _request, reply) => refuseEarly(NO_SUCH_PATH, reply),
+    frameworkErrors(_error, _request, reply) {
+      void refuseEarly(NO_SUCH_PATH, reply);
+    },
   });
   broken.watch(app.server);
   app.server.headersTimeout = HEADERS_TIMEOUT_MS;

@@ -1,11 +1,11 @@
 import { isUtf8 } from 'node:buffer';
 import { createHash, randomUUID } from 'node:crypto';
 import type { FastifyReply, FastifyRequest } from 'fastify';
-import { LegEnding, Leg } from '../../gen/baton/v1/router_pb.ts';
+import { Leg, LegEnding } from '../../gen/baton/v1/router_pb.ts';
 import { BatonError, isErrorReason } from '../core/errors.ts';
 import { type Api, type BodyFacts, readFacts } from '../core/facts.ts';
-import { readIdentity } from '../core/identity.ts';
 import { hashHistory } from '../core/history.ts';
+import { readIdentity } from '../core/identity.ts';
 import { type ObjectScan, scanObject } from '../core/json-scan.ts';
 import { unprovenMembers } from '../core/prompt-members.ts';
 import { acceptedRequestId, forwardedHeaders } from '../core/request-headers.ts';
@@ -13,8 +13,8 @@ import { buildAccessRecord } from '../obs/access-log.ts';
 import { errorFields, type Logger } from '../obs/log.ts';
 import type { LogLimit } from '../obs/log-limit.ts';
 import type { Metrics } from '../obs/metrics.ts';
-import { type GenerateRequest, type HandOverDeps, type HandOverReport, handOver } from '../services/hand-over.ts';
 import { toMs } from '../services/durations.ts';
+import { type GenerateRequest, type HandOverDeps, type HandOverReport, handOver } from '../services/hand-over.ts';
 import { refusalOf } from '../services/leg.ts';
 import { modeName } from '../services/router.ts';
 import { renderRefusal, toRefusal } from './errors.ts';
@@ -79,7 +79,11 @@ export async function serveGenerate(
   if (refusal !== undefined && sink.status !== 0) sink.destroy();
   if (refusal !== undefined && !sink.signal.aborted && sink.status === 0) {
     const { headers, body } = renderRefusal(refusal);
-    sink.start(refusal.status, { ...headers, 'content-length': String(Buffer.byteLength(body)), 'x-request-id': requestId });
+    sink.start(refusal.status, {
+      ...headers,
+      'content-length': String(Buffer.byteLength(body)),
+      'x-request-id': requestId,
+    });
     sink.write(body);
     sink.end();
   }
@@ -101,7 +105,8 @@ function readBody(deps: GenerateDeps, api: Api, request: FastifyRequest): Parsed
     });
   }
   const body = request.body instanceof Uint8Array ? request.body : new Uint8Array();
-  if (body.byteLength === 0) throw new BatonError({ reason: 'BODY_EMPTY', message: 'The body is empty; send a JSON object.' });
+  if (body.byteLength === 0)
+    throw new BatonError({ reason: 'BODY_EMPTY', message: 'The body is empty; send a JSON object.' });
   const scan = scanObject(body);
   if (scan.kind === 'invalid' || !isUtf8(body)) {
     const where = scan.kind === 'invalid' ? `${scan.message} at byte ${scan.offset}` : 'not UTF-8';

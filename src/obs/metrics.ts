@@ -277,7 +277,7 @@ export class Metrics {
         ? {}
         : {
             collect() {
-              collect(this);
+              return collect(this);
             },
           }),
     });

@@ -100,10 +100,7 @@ function readApiKeys(config: Config): ApiKeys | undefined {
 export type EngineHeadersOf = (instanceId: string, authorization: string | undefined) => EngineHeaders;
 
 /** Credentials of legs; instances that only a remote registry knows get the process-wide key. */
-export function engineHeadersOf(
-  config: Config,
-  instances: readonly InstanceConfig[],
-): EngineHeadersOf {
+export function engineHeadersOf(config: Config, instances: readonly InstanceConfig[]): EngineHeadersOf {
   const byId = new Map(instances.map((instance) => [instance.id, instance]));
   return (instanceId, clientAuthorization) => {
     const instance = byId.get(instanceId);
@@ -119,4 +116,3 @@ export function engineHeadersOf(
     return { headers: { ...instance?.headers, ...(authorization === undefined ? {} : { authorization }) }, auth };
   };
 }
-

@@ -85,7 +85,8 @@ const FIRST_LOOK_MS = 1000;
 
 /** Clients of another process. */
 export function connectTo(url: string | undefined, stack: AsyncDisposableStack) {
-  if (url === undefined) throw new StartError('a role that runs elsewhere needs its URL (--router-url, --registry-url)');
+  if (url === undefined)
+    throw new StartError('a role that runs elsewhere needs its URL (--router-url, --registry-url)');
   return stack.use(connectRemote({ url }));
 }
 
@@ -105,4 +106,3 @@ export function watchPools(metrics: Metrics, view: InstanceView & { readonly sta
   learnModels();
   view.onChange(learnModels);
 }
-

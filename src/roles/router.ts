@@ -44,10 +44,10 @@ export function buildRouter(
 function policyOf(name: string): Policy {
   const policies: Readonly<Record<string, Policy>> = POLICIES;
   const policy = policies[name];
-  if (policy === undefined) throw new StartError(`unknown policy "${name}"; known: ${Object.keys(policies).join(', ')}`);
+  if (policy === undefined)
+    throw new StartError(`unknown policy "${name}"; known: ${Object.keys(policies).join(', ')}`);
   return policy;
 }
-
 
 function buildReuse(
   config: Config,
@@ -84,7 +84,8 @@ function buildReuse(
 }
 
 const ALARMS = {
-  switched_off: 'a prefill engine hung on the first handle it got: is bidirectional_kv_xfer on? It gets no more handles',
+  switched_off:
+    'a prefill engine hung on the first handle it got: is bidirectional_kv_xfer on? It gets no more handles',
   pair_barred: 'a prefill engine hung while it read from a decode engine; the pair gets no more handles',
   drain: 'a prefill engine hung on two handles and is drained',
   guard_breach: 'a prefill engine used other tokens than those that were compared and is drained',

@@ -16,7 +16,11 @@ export interface LocalStore {
 }
 
 /** Opens the store; the stack closes it. */
-export async function openStore(metrics: Metrics, onFault: FaultSink, stack: AsyncDisposableStack): Promise<LocalStore> {
+export async function openStore(
+  metrics: Metrics,
+  onFault: FaultSink,
+  stack: AsyncDisposableStack,
+): Promise<LocalStore> {
   const store = stack.use(await STORES.memory({ now: () => performance.now(), limits: STORE_LIMITS }));
   const service = new KvCacheStoreService({ store, callerOf: () => EVERYTHING });
   const client = createDirectClient(KVCacheStore, service, onFault);

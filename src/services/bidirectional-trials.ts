@@ -1,4 +1,4 @@
-import { type Instance } from '../../gen/baton/v1/instance_pb.ts';
+import type { Instance } from '../../gen/baton/v1/instance_pb.ts';
 
 /** Whether a prefill leg may carry a handle: `trial` may, alone and with a short deadline. */
 export type Admission = 'go' | 'trial' | 'no';

@@ -296,7 +296,8 @@ class DecodeLeg {
     if (rest.byteLength > 0 && whole && !this.#onEvent(terminated(rest))) return;
     // Held until here means that there was no content: a finish reason would have been some.
     if (this.#mode === 'held') return this.#settle(noContent());
-    const everyChoice = whole && this.#choices.size > 0 && [...this.#choices.values()].every((isFinished) => isFinished);
+    const everyChoice =
+      whole && this.#choices.size > 0 && [...this.#choices.values()].every((isFinished) => isFinished);
     const finished = everyChoice && (this.#done || !this.#options.severalChoices);
     if (!this.#done && (finished || this.#erred)) this.#sink.write(DONE_EVENT);
     if (!this.#done && !finished && !this.#erred) return this.#break('cut');
@@ -313,7 +314,8 @@ class DecodeLeg {
       return this.#break(this.#limit === 'idle' ? 'idle' : 'reset');
     }
     // Nothing of a held stream was shown, and no token of it was seen.
-    if (this.#limit === undefined && this.#mode === 'held') this.#settle({ ...connectionFailure(failure), cause: 'reset' });
+    if (this.#limit === undefined && this.#mode === 'held')
+      this.#settle({ ...connectionFailure(failure), cause: 'reset' });
     else if (this.#limit === undefined) this.#settle(connectionFailure(failure));
     else this.#settle({ ...timeoutFailure(), cause: this.#limit === 'unhealthy' ? 'unhealthy' : 'timeout' });
   }

@@ -26,7 +26,7 @@ import { type DecodeResult, type ReplyFacts, runDecodeLeg } from './decode-leg.t
 import { toDuration, toMs } from './durations.ts';
 import { type LegAuth, type Refusal, refusalOf } from './leg.ts';
 import { LegBook } from './leg-book.ts';
-import { DEFAULT_LEASE_MS, PrefillPhase, type Prefilled, readFor, type Warm } from './prefill-phase.ts';
+import { DEFAULT_LEASE_MS, type Prefilled, PrefillPhase, readFor, type Warm } from './prefill-phase.ts';
 import type { RetryBudget } from './retry-budget.ts';
 import { modeName, outcomeName } from './router.ts';
 import { tokenizePrompt } from './tokenize.ts';
@@ -141,7 +141,11 @@ const LEASE_RAN_OUT = new BatonError({
 });
 
 /** Serves one request: plan, prefill leg, decode leg, relay; DESIGN's failure ladder decides what follows a failure. */
-export async function handOver(deps: HandOverDeps, request: GenerateRequest, sink: ClientSink): Promise<HandOverReport> {
+export async function handOver(
+  deps: HandOverDeps,
+  request: GenerateRequest,
+  sink: ClientSink,
+): Promise<HandOverReport> {
   deps.retryBudget.earn();
   const planned = await planRoute(deps, request, sink);
   if (planned.kind === 'ended') return planned.report;
@@ -404,11 +408,7 @@ class HandOver {
     return parts.join('; ');
   }
 
-  #end(
-    ending: HandOverReport['ending'],
-    refusal: Refusal | undefined,
-    reply: ReplyFacts | undefined,
-  ): HandOverReport {
+  #end(ending: HandOverReport['ending'], refusal: Refusal | undefined, reply: ReplyFacts | undefined): HandOverReport {
     const { retries, legs } = this.#book;
     return {
       plan: this.#plan,

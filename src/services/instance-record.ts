@@ -2,8 +2,8 @@ import { create } from '@bufbuild/protobuf';
 import { durationFromMs } from '@bufbuild/protobuf/wkt';
 import {
   EngineInfoSchema,
-  IncarnationSchema,
   type Incarnation,
+  IncarnationSchema,
   type Instance,
   InstanceSchema,
   InstanceState,

@@ -6,7 +6,7 @@ import {
   LegReportSchema,
   type Plan,
   ReportOutcomeRequestSchema,
-  ReuseOutcome,
+  type ReuseOutcome,
   type Target,
 } from '../../gen/baton/v1/router_pb.ts';
 import type { LegTarget } from '../connectors/connector.ts';

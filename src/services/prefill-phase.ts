@@ -164,7 +164,10 @@ export class PrefillPhase {
     if (warm !== undefined && compared.length > 0) {
       const used = facts.kind === 'ok' ? facts.promptTokenIds : undefined;
       if (!isEqual(used, compared)) {
-        this.#book.note(Leg.PREFILL, target, LegEnding.SERVER_ERROR, startedAt, { httpStatus: reply.status, warm: true });
+        this.#book.note(Leg.PREFILL, target, LegEnding.SERVER_ERROR, startedAt, {
+          httpStatus: reply.status,
+          warm: true,
+        });
         this.#book.guardBreach = true;
         this.#book.report(false, 0, undefined);
         this.#book.guardBreach = false;
@@ -204,7 +207,6 @@ export function readFor(
   const context = { prefill: toLegTarget(prefill), decode: toLegTarget(decode), remoteHost: deps.remoteHost };
   return connector.readPrefillReply(raw, context);
 }
-
 
 function isEqual(used: readonly number[] | undefined, compared: readonly number[]): boolean {
   return used?.length === compared.length && compared.every((id, i) => used[i] === id);

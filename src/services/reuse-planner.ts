@@ -8,12 +8,18 @@ import {
   type KVCacheStore,
   type Miss,
   MissReason,
-  type TakenEntry,
   TakeEntryRequestSchema,
+  type TakeEntryResponse,
+  type TakenEntry,
   TokenIdsSchema,
 } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import type { KvTransferParams } from '../../gen/baton/v1/kv_transfer_pb.ts';
-import { type PrefillHandle, PrefillHandleSchema, type RequestFacts, ReuseOutcome } from '../../gen/baton/v1/router_pb.ts';
+import {
+  type PrefillHandle,
+  PrefillHandleSchema,
+  type RequestFacts,
+  ReuseOutcome,
+} from '../../gen/baton/v1/router_pb.ts';
 import type { PromptTokens } from '../../gen/baton/v1/tokens_pb.ts';
 import { adapterRoot, compatGroup } from '../core/compat.ts';
 import { checkHandle } from '../core/handle-check.ts';
@@ -22,9 +28,9 @@ import { PROVEN_VERSIONS } from '../core/prompt-members.ts';
 import { type RemoteHostRule, usableRemoteHost } from '../core/remote-host.ts';
 import type { Admission, BidirectionalTrials } from './bidirectional-trials.ts';
 import type { ConversationMemory } from './conversation-memory.ts';
-import type { InstanceView } from './instance-view.ts';
 import { toDuration } from './durations.ts';
 import { isSameLife } from './instance-record.ts';
+import type { InstanceView } from './instance-view.ts';
 
 /** How it is proven that stored KV belongs to a prompt; `history` and `off` are unsafe. */
 export type GuardMode = 'exact' | 'history' | 'off';
@@ -140,7 +146,8 @@ export class ReusePlanner {
     ids: readonly string[],
     signal: AbortSignal,
   ): Promise<
-    { readonly kind: 'found'; readonly key: EntryKey; readonly entries: readonly Entry[] } | Extract<ReuseStep, { kind: 'cold' }>
+    | { readonly kind: 'found'; readonly key: EntryKey; readonly entries: readonly Entry[] }
+    | Extract<ReuseStep, { kind: 'cold' }>
   > {
     let miss: Miss | undefined;
     for (const conversationId of ids) {
@@ -178,7 +185,9 @@ export class ReusePlanner {
         continue;
       }
       reason = ReuseOutcome.MISS_DISABLED;
-      const readers = request.prefill.filter((prefill) => compatGroup(prefill) === group && this.#mayRead(prefill, owner.id));
+      const readers = request.prefill.filter(
+        (prefill) => compatGroup(prefill) === group && this.#mayRead(prefill, owner.id),
+      );
       if (readers.length > 0) return { kind: 'readers', readers, ownerId: owner.id };
     }
     return cold(reason, entries[0]?.owner?.instanceId);
@@ -198,12 +207,7 @@ export class ReusePlanner {
     return readable && isSameLife(owner.incarnation, incarnation) ? owner : undefined;
   }
 
-  async #take(
-    request: ReuseRequest,
-    key: EntryKey,
-    readers: readonly Instance[],
-    ownerId: string,
-  ): Promise<ReuseStep> {
+  async #take(request: ReuseRequest, key: EntryKey, readers: readonly Instance[], ownerId: string): Promise<ReuseStep> {
     const { guard } = this.#settings;
     const [reader] = readers;
     if (reader === undefined) return cold(ReuseOutcome.MISS_DISABLED, ownerId);
@@ -242,7 +246,7 @@ export class ReusePlanner {
       allowUnverified: guard !== 'exact',
     });
     if (guard === 'exact') message.prompt = { case: 'tokenIds', value: create(TokenIdsSchema, { tokenIds }) };
-    let answer;
+    let answer: TakeEntryResponse;
     try {
       answer = await this.#store.takeEntry(message, this.#budget(request.signal));
     } catch {
@@ -354,4 +358,3 @@ export function lookupIds(facts: RequestFacts): readonly string[] {
   if (facts.lookupConversationIds.length > 0) return facts.lookupConversationIds;
   return facts.conversationId === '' ? [] : [facts.conversationId];
 }
-

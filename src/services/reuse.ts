@@ -110,12 +110,7 @@ export class Reuse {
     return this.#prepared(facts, decision, local ? ReuseOutcome.DECODE_LOCAL : ReuseOutcome.UNSPECIFIED, undefined);
   }
 
-  #prepared(
-    facts: RequestFacts,
-    decision: PlanDecision,
-    outcome: ReuseOutcome,
-    hit: Hit | undefined,
-  ): PreparedReuse {
+  #prepared(facts: RequestFacts, decision: PlanDecision, outcome: ReuseOutcome, hit: Hit | undefined): PreparedReuse {
     const claim = hit === undefined ? undefined : new WarmClaim(hit, this.#parts, this.#options.observe);
     const [decode] = decision.decode;
     const stored = decision.mode === PlanMode.PREFILL_DECODE && facts.conversationId !== '';

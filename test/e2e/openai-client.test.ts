@@ -128,7 +128,8 @@ test('completions, whole and streamed', async () => {
   const whole = await client.completions.create(body);
   expect(comparable(whole)).toEqual(comparable(await plain.completions.create(body)));
   let text = '';
-  for await (const chunk of await client.completions.create({ ...body, stream: true })) text += chunk.choices[0]?.text ?? '';
+  for await (const chunk of await client.completions.create({ ...body, stream: true }))
+    text += chunk.choices[0]?.text ?? '';
   expect(text).toBe(whole.choices[0]?.text);
 });
 

@@ -80,7 +80,9 @@ describe.each([false, true])('chat, stream %s', (stream) => {
     const messages = [said('user', long('local'))];
     const { text } = await turn(messages, extra);
     messages.push(said('assistant', text), said('user', 'two, please'));
-    expect((await turn(messages, { ...extra, n: 2, temperature: 0.4 })).plan).toMatchObject({ outcome: 'decode_local' });
+    expect((await turn(messages, { ...extra, n: 2, temperature: 0.4 })).plan).toMatchObject({
+      outcome: 'decode_local',
+    });
     expect((await turn(messages, extra)).plan).toMatchObject({ outcome: 'hit' });
   });
 

@@ -1,7 +1,8 @@
 import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import { expect, test } from 'vitest';
-import { type Running, StartError } from '../../src/roles.ts';
+import { StartError } from '../../src/roles/listen.ts';
+import type { Running } from '../../src/roles.ts';
 import { startSimPools } from '../../src/sim/pools.ts';
 import type { Sim } from '../../src/sim/start-sim.ts';
 import { configOf, contentOf, startQuietly } from '../support/harness.ts';

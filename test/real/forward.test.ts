@@ -98,9 +98,11 @@ describe.runIf(available)('real engines, prefill to decode', () => {
   test('several requests at once, and clients that leave, harm nobody', async () => {
     const leave = Array.from({ length: 4 }, async (_, i) => {
       const signal = AbortSignal.timeout(30 + 40 * i);
-      await post(`${baton.url}/v1/chat/completions`, bodyOf('chat', words_(700, 50 + i), { max_tokens: 400 }), signal).catch(
-        () => undefined,
-      );
+      await post(
+        `${baton.url}/v1/chat/completions`,
+        bodyOf('chat', words_(700, 50 + i), { max_tokens: 400 }),
+        signal,
+      ).catch(() => undefined);
     });
     const stay = Array.from({ length: 6 }, async (_, i) => {
       const body = bodyOf('chat', words_(90 + 40 * i, 80 + i), { max_tokens: 30, stream: i % 2 === 0 });
@@ -119,7 +121,10 @@ describe.runIf(available)('real engines, prefill to decode', () => {
 type Kind = 'chat' | 'completion';
 
 function words_(count: number, seed: number): string {
-  const list = 'the of and to in is that it for on with as at by this from are be or an prefill decode cache block token'.split(' ');
+  const list =
+    'the of and to in is that it for on with as at by this from are be or an prefill decode cache block token'.split(
+      ' ',
+    );
   let state = seed * 7919;
   const next = () => {
     state = (state * 1103515245 + 12345) % 2147483648;
@@ -175,7 +180,11 @@ async function answer(base: string, kind: Kind, body: Record<string, unknown>): 
 async function promptTokens(base: string): Promise<{ local_compute: number; external_kv_transfer: number }> {
   const text = await (await fetch(`${base}/metrics`)).text();
   const read = (source: string) =>
-    [...text.matchAll(new RegExp(`^vllm:prompt_tokens_by_source_total\\{[^}]*source="${source}"[^}]*\\} (\\S+)$`, 'gm'))]
+    [
+      ...text.matchAll(
+        new RegExp(`^vllm:prompt_tokens_by_source_total\\{[^}]*source="${source}"[^}]*\\} (\\S+)$`, 'gm'),
+      ),
+    ]
       .map((match) => Number(match[1]))
       .reduce((sum, value) => sum + value, 0);
   return { local_compute: read('local_compute'), external_kv_transfer: read('external_kv_transfer') };

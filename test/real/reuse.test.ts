@@ -3,7 +3,13 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { type BatonProcess, startBatonProcess } from '../support/baton-process.ts';
-import { type EngineSet, givenByUrl, REAL_DECODER_TTL, type RealEngines, realEngines } from '../support/real-engines.ts';
+import {
+  type EngineSet,
+  givenByUrl,
+  REAL_DECODER_TTL,
+  type RealEngines,
+  realEngines,
+} from '../support/real-engines.ts';
 import { RealLog } from '../support/real-log.ts';
 import { hasShared } from '../support/shared.ts';
 
@@ -27,7 +33,9 @@ const SETUPS: readonly Setup[] = [
 ];
 
 describe.runIf(available).each(SETUPS)('vLLM $set.version, $set.tokens tokens', ({ set, streams }) => {
-  const log = new RealLog(`Decode to prefill, vLLM ${set.version} (CPU), ${set.tokens} tokens, 2P1D, ${OUTPUT} output tokens a turn`);
+  const log = new RealLog(
+    `Decode to prefill, vLLM ${set.version} (CPU), ${set.tokens} tokens, 2P1D, ${OUTPUT} output tokens a turn`,
+  );
   let engines: RealEngines;
   let baton: BatonProcess;
   let blockSize = 0;
@@ -44,7 +52,12 @@ describe.runIf(available).each(SETUPS)('vLLM $set.version, $set.tokens tokens', 
   });
 
   /** Runs a turn through baton and on the plain instance; says what the engines did for it. */
-  async function turn(name: string, messages: readonly Message[], conversation: string, stream: boolean): Promise<TurnResult> {
+  async function turn(
+    name: string,
+    messages: readonly Message[],
+    conversation: string,
+    stream: boolean,
+  ): Promise<TurnResult> {
     const body = { model: MODEL, messages, max_tokens: OUTPUT, temperature: 0, ignore_eos: true };
     const before = await Promise.all(engines.prefill.map(promptTokens));
     const reply = await post(`${baton.url}/v1/chat/completions`, { ...body, stream, conversation_id: conversation });
@@ -53,7 +66,8 @@ describe.runIf(available).each(SETUPS)('vLLM $set.version, $set.tokens tokens', 
     const plain = await post(`${engines.plain}/v1/chat/completions`, body);
     expect(textOf(reply.text), name).toBe(textOf(plain.text));
     expect(reply.text).not.toMatch(/remote_block_ids|"token_ids":\[|"prompt_token_ids":\[/);
-    const grown = (key: keyof PromptTokens) => after.reduce((sum, now, i) => sum + now[key] - (before[i]?.[key] ?? 0), 0);
+    const grown = (key: keyof PromptTokens) =>
+      after.reduce((sum, now, i) => sum + now[key] - (before[i]?.[key] ?? 0), 0);
     const plan = new Map((reply.plan ?? '').split('; ').map((part) => part.split('=') as [string, string]));
     const prompt = Number(JSON.parse(plain.text).usage.prompt_tokens);
     const result = {
@@ -108,7 +122,15 @@ describe.runIf(available).each(SETUPS)('vLLM $set.version, $set.tokens tokens', 
     const truncated = await turn('truncated to 2 messages', edited.slice(0, 2), conversation, stream);
     const other = await turn('another prompt, same id', [said('user', words(90, 77))], conversation, stream);
     for (const result of [afterEdit, truncated, other]) {
-      expect(['hit', 'hit_cut', 'miss_mismatch', 'miss_never', 'miss_expired', 'miss_too_small', 'miss_released']).toContain(result.outcome);
+      expect([
+        'hit',
+        'hit_cut',
+        'miss_mismatch',
+        'miss_never',
+        'miss_expired',
+        'miss_too_small',
+        'miss_released',
+      ]).toContain(result.outcome);
       const fresh = result.prompt - Math.max(result.matched, result.cached);
       expect(result.computed).toBeLessThanOrEqual(fresh + blockSize);
     }
@@ -139,9 +161,16 @@ describe.runIf(available).each(SETUPS)('vLLM $set.version, $set.tokens tokens', 
       await turn('warms the reader', [...opening, said('assistant', text), said('user', 'next')], conversation, true);
       await expect.poll(() => usageOf(engines.decode), { timeout: 90_000, interval: 500 }).toBeGreaterThan(0);
       // Nothing of this prompt is stored under the id: the handle goes to the release queue, and out on a request of its own.
-      await turn('mismatch releases', [said('user', words(90, 88)), said('assistant', 'no'), said('user', 'x')], conversation, true);
+      await turn(
+        'mismatch releases',
+        [said('user', words(90, 88)), said('assistant', 'no'), said('user', 'x')],
+        conversation,
+        true,
+      );
       await expect
-        .poll(async () => metric(await metricsOf(baton.adminUrl), 'baton_releases_total{result="sent"}'), { timeout: 20_000 })
+        .poll(async () => metric(await metricsOf(baton.adminUrl), 'baton_releases_total{result="sent"}'), {
+          timeout: 20_000,
+        })
         .toBeGreaterThan(0);
       log.push('a mismatch released the handle by a request of its own');
     },
@@ -166,7 +195,12 @@ describe.runIf(available && !givenByUrl())('without the guard, on engines of the
         return textOf(plain.text);
       };
       const text = await ask(messages);
-      await ask([said('system', words(121, 50 + i)), said('user', words(60, 60 + i)), said('assistant', text), said('user', 'why?')]);
+      await ask([
+        said('system', words(121, 50 + i)),
+        said('user', words(60, 60 + i)),
+        said('assistant', text),
+        said('user', 'why?'),
+      ]);
     }
     log.push(`${wrong} wrong answers with status 200 in 3 edited conversations`);
     log.write();
@@ -199,7 +233,13 @@ async function startBaton(engines: RealEngines, flags: readonly string[]): Promi
   );
   try {
     const baton = await startBatonProcess([
-      '--config', file, '--prefill', ...engines.prefill, '--decode', engines.decode, ...flags,
+      '--config',
+      file,
+      '--prefill',
+      ...engines.prefill,
+      '--decode',
+      engines.decode,
+      ...flags,
     ]);
     await untilReady(baton);
     return baton;
@@ -253,13 +293,22 @@ async function metricsOf(base: string): Promise<string> {
 }
 
 function metric(text: string, name: string): number {
-  return Number(text.split('\n').find((line) => line.startsWith(`${name} `))?.split(' ')[1] ?? 0);
+  return Number(
+    text
+      .split('\n')
+      .find((line) => line.startsWith(`${name} `))
+      ?.split(' ')[1] ?? 0,
+  );
 }
 
 async function promptTokens(base: string): Promise<PromptTokens> {
   const text = await metricsOf(base);
   const read = (source: string) =>
-    [...text.matchAll(new RegExp(`^vllm:prompt_tokens_by_source_total\\{[^}]*source="${source}"[^}]*\\} (\\S+)$`, 'gm'))]
+    [
+      ...text.matchAll(
+        new RegExp(`^vllm:prompt_tokens_by_source_total\\{[^}]*source="${source}"[^}]*\\} (\\S+)$`, 'gm'),
+      ),
+    ]
       .map((match) => Number(match[1]))
       .reduce((sum, value) => sum + value, 0);
   return {

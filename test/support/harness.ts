@@ -63,9 +63,7 @@ export async function startQuietly(config: Config): Promise<{ baton: Running; lo
 export async function startHarness(options: HarnessOptions = {}): Promise<Harness> {
   await using stack = new AsyncDisposableStack();
   const engine = { ...options.engine };
-  const pools = stack.use(
-    await startSimPools({ prefill: options.prefill ?? 2, decode: options.decode ?? 2, engine }),
-  );
+  const pools = stack.use(await startSimPools({ prefill: options.prefill ?? 2, decode: options.decode ?? 2, engine }));
   const plain = await startSim({ ...engine, role: 'both', connector: 'none' });
   stack.defer(() => plain.close());
   const flags = {

@@ -7,6 +7,7 @@ export const SHARED = resolve(process.env['BATON_SHARED'] ?? '../shared');
 /** Whether `path` below the handed folder exists; says so when it does not. */
 export function hasShared(path: string): boolean {
   const found = existsSync(resolve(SHARED, path));
-  if (!found) console.warn(`SKIPPED: ${path} is not in BATON_SHARED (${process.env['BATON_SHARED'] ?? '../shared'})`);
+  if (!found)
+    process.emitWarning(`SKIPPED: ${path} is not in BATON_SHARED (${process.env['BATON_SHARED'] ?? '../shared'})`);
   return found;
 }
