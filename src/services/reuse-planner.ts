@@ -240,7 +240,8 @@ export class ReusePlanner {
     const message = create(TakeEntryRequestSchema, {
       idempotencyKey: `${request.planKey}:take`,
       key,
-      minTokens: MIN_TOKENS,
+      // Without a proof the number of tokens is what the engine said, and may be unknown.
+      minTokens: guard === 'exact' ? MIN_TOKENS : 1,
       compatGroup: compatGroup(reader),
       claimDeadline: toDuration(claimMs),
       allowUnverified: guard !== 'exact',

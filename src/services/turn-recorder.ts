@@ -1,6 +1,7 @@
+import { randomUUID } from 'node:crypto';
 import { create } from '@bufbuild/protobuf';
 import type { Client } from '@connectrpc/connect';
-import type { Instance } from '../../gen/baton/v1/instance_pb.ts';
+import { IncarnationSchema, type Instance } from '../../gen/baton/v1/instance_pb.ts';
 import { EntryOwnerSchema, type KVCacheStore, PutEntryRequestSchema } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import { type ReportOutcomeRequest, type RequestFacts, ReuseOutcome } from '../../gen/baton/v1/router_pb.ts';
 import { compatGroup } from '../core/compat.ts';
@@ -39,6 +40,8 @@ export class TurnRecorder {
   readonly #memory: ConversationMemory;
   readonly #habits: HandleHabits;
   readonly #guard: GuardMode;
+  /** Base engine id that each decode instance was last seen with. */
+  readonly #engineIds = new Map<string, string>();
 
   constructor(
     store: Client<typeof KVCacheStore>,
@@ -74,6 +77,7 @@ export class TurnRecorder {
       remember(ReuseOutcome.MISS_NO_HANDLE);
       return 'malformed';
     }
+    await this.#noteEngineId(decode.id, baseEngineId(handle.remoteEngineId ?? ''));
     // The engine's stamp is on its own clock and only says that there is one: without it, it would not expire.
     const provable = report.chain !== undefined && handle.remoteBlocksExpiryTime !== undefined;
     const keep = facts.conversationId !== '' && (!exact || provable);
@@ -94,6 +98,15 @@ export class TurnRecorder {
     }
   }
 
+  /** An engine has a new id in each life: with a new one, what the instance held before is gone. */
+  async #noteEngineId(instanceId: string, engineId: string): Promise<void> {
+    const before = this.#engineIds.get(instanceId);
+    this.#engineIds.set(instanceId, engineId);
+    if (before === undefined || before === engineId) return;
+    const message = { idempotencyKey: randomUUID(), instanceId, current: { engineId }, reason: 'restarted' };
+    await this.#store.invalidateOwner(message, { timeoutMs: PUT_MS }).catch(() => undefined);
+  }
+
   #message(turn: FinishedTurn, keep: boolean, storedTokens: number, ttlMs: number) {
     const { facts, decode, report, planId, connector } = turn;
     const conversationId = keep ? facts.conversationId : `baton.release/${planId}`;
@@ -104,7 +117,7 @@ export class TurnRecorder {
         instanceId: decode.id,
         engineId: report.handle?.remoteEngineId ?? '',
         compatGroup: compatGroup(decode),
-        ...(decode.incarnation === undefined ? {} : { incarnation: decode.incarnation }),
+        incarnation: lifeOf(decode, baseEngineId(report.handle?.remoteEngineId ?? '')),
       }),
       connector,
       storedTokens: Math.max(1, storedTokens),
@@ -125,4 +138,19 @@ export class TurnRecorder {
     if (facts.stream && !streamsHandles(decode)) return ReuseOutcome.MISS_UNSUPPORTED_STREAM;
     return ReuseOutcome.MISS_NO_HANDLE;
   }
+}
+
+/** The life of a decode instance, with the engine id that only its handles tell. */
+function lifeOf({ incarnation }: Instance, engineId: string) {
+  const { processStartSeconds, generation = 0 } = incarnation ?? {};
+  return create(IncarnationSchema, {
+    engineId,
+    generation,
+    ...(processStartSeconds === undefined ? {} : { processStartSeconds }),
+  });
+}
+
+/** The id of an engine without the data parallel rank that its handles carry. */
+function baseEngineId(engineId: string): string {
+  return engineId.replace(/_dp\d+$/, '');
 }
