@@ -1,5 +1,6 @@
 import { spawn } from 'node:child_process';
 import { existsSync } from 'node:fs';
+import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join, resolve } from 'node:path';
 import { SHARED } from './shared.ts';
@@ -24,7 +25,28 @@ export interface RealEngines extends AsyncDisposable {
 /** Decode engines keep a handle's blocks this long; prefill engines for 60 s. */
 export const REAL_DECODER_TTL = '60s';
 
+/** Ports of one set, upwards from its base; the engines' side channels are 2,500 below. */
+const PORTS = 10;
+const SIDE_OFFSET = 2500;
 let nextBase = 18_100;
+
+/** Finds a base with free ports, so that engines which another run left behind do no harm. */
+async function findBase(): Promise<number> {
+  for (;;) {
+    const base = nextBase;
+    nextBase += 2 * PORTS;
+    const ports = Array.from({ length: PORTS }, (_, i) => [base + i, base + i - SIDE_OFFSET]).flat();
+    if ((await Promise.all(ports.map(isFree))).every((free) => free)) return base;
+  }
+}
+
+function isFree(port: number): Promise<boolean> {
+  return new Promise((done) => {
+    const server = createServer();
+    server.once('error', () => done(false));
+    server.listen(port, '127.0.0.1', () => server.close(() => done(true)));
+  });
+}
 
 /** Whether tests on real engines can run here. */
 export function givenByUrl(): boolean {
@@ -48,8 +70,7 @@ export async function realEngines(set: EngineSet): Promise<RealEngines> {
   if (!existsSync(join(overlay, 'vllm-0.33.0+cpu.dist-info'))) {
     await run('bash', [join(scripts, 'install.sh'), venv, 'overlay'], {});
   }
-  const base = nextBase;
-  nextBase += 20;
+  const base = await findBase();
   const env = {
     ENGINE_PY: join(venv, 'bin/python'),
     RUN_DIR: join(home, `run-${base}`),

@@ -151,7 +151,7 @@ describe('properties', () => {
     fc.assert(
       fc.property(stringText, fc.nat(), (content, at) => {
         const text = `{"messages":[{"role":"user","content":${content}}]}`;
-        const from = text.indexOf(content) + 1;
+        const from = text.lastIndexOf(content) + 1;
         const index = from + (at % (content.length - 1));
         const longer = `${text.slice(0, index)} ${text.slice(index)}`;
         fc.pre(isJson(longer));
