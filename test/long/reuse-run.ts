@@ -1,0 +1,541 @@
+import type { Entry } from '../../gen/baton/v1/kv_cache_store_pb.ts';
+import type { FaultRule } from '../../src/sim/faults.ts';
+import type { Draw } from './property-requests.ts';
+import {
+  type Expectation,
+  ModelConversation,
+  type ModelEntry,
+  type ModelKey,
+  provenTokens,
+  type TurnFacts,
+} from './reuse-model.ts';
+import { readSubstance, type Substance } from './reuse-reply.ts';
+import { answered, beginHead, drawTurn, type Head, nextHead, type TurnAsk, type Voice } from './reuse-turns.ts';
+import { adapterOf, drawOf, isHarmless, modelsOf, storeTtlMs, tenantOf, until, wait, type World } from './reuse-world.ts';
+
+/** What the client saw of one request. */
+type Sent =
+  | { readonly kind: 'left' }
+  | { readonly kind: 'reply'; readonly status: number; readonly headers: Headers; readonly text: string };
+
+/** A turn with the right answer. */
+interface Planned {
+  readonly id: string;
+  readonly ask: TurnAsk;
+  readonly head: Head;
+  readonly leaveAfterMs: number | undefined;
+  readonly right: { readonly status: number; readonly substance: Substance | undefined; readonly text: string };
+  readonly facts: TurnFacts;
+}
+
+/** A turn that is over. */
+interface Done extends Planned {
+  readonly sent: Sent;
+  readonly line: Readonly<Record<string, unknown>> | undefined;
+  readonly outcome: string;
+  readonly matched: number;
+}
+
+/** A line of a conversation that a worker keeps going. */
+interface Slot {
+  readonly voice: Voice;
+  before: Head;
+  after: Head | undefined;
+  wakeAt: number;
+}
+
+/** What happened to all turns of a world. */
+export interface Tally {
+  readonly outcomes: Record<string, number>;
+  readonly ends: Record<'right' | 'refused' | 'failed' | 'broken' | 'left' | 'unheard', number>;
+  /** Turns whose outcome was known beforehand. */
+  exact: number;
+  unsure: number;
+  matched: number;
+  seenEntries: number;
+  /** Hits of turns that ran together: what one left the other may have taken before anybody saw it. */
+  pairHits: number;
+}
+
+const ANY_BUT = new Set(['miss_store_unavailable', 'miss_store_epoch']);
+/** Of two turns at once, each may come first; nothing else can happen to either. */
+const TOGETHER = new Set([
+  'none',
+  'decode_local',
+  'hit',
+  'hit_cut',
+  'miss_taken',
+  'miss_mismatch',
+  'miss_released',
+  'miss_too_small',
+  'miss_expired',
+  'miss_never',
+  'miss_unsupported',
+  'miss_no_handle',
+  'miss_unsupported_stream',
+]);
+
+/** Plays turns in a world and compares each with the model. */
+export class Players {
+  readonly #world: World;
+  readonly #seed: number;
+  readonly problems: string[] = [];
+  readonly tally: Tally = {
+    outcomes: {},
+    ends: { right: 0, refused: 0, failed: 0, broken: 0, left: 0, unheard: 0 },
+    exact: 0,
+    unsure: 0,
+    matched: 0,
+    seenEntries: 0,
+    pairHits: 0,
+  };
+  readonly #conversations = new Map<string, ModelConversation>();
+  readonly #slots = new Map<number, Slot[]>();
+  #names = 0;
+  #next = 0;
+
+  constructor(world: World, seed: number) {
+    this.#world = world;
+    this.#seed = seed;
+  }
+
+  /** Rounds of a random number of workers, so that there is quiet and there is crowd. */
+  async playAll(): Promise<void> {
+    const { turns, workers } = this.#world.options;
+    const draw = drawOf(this.#seed ^ 0x5eed);
+    while (this.#next < turns && this.problems.length < 10) {
+      const crowd = draw.pick([1, draw.int(2, workers), workers, workers]);
+      const end = Math.min(turns, this.#next + crowd * draw.int(6, 25));
+      const work = async (worker: number) => {
+        while (this.#next < end && this.problems.length < 10) {
+          const number = this.#next;
+          this.#next += 1;
+          await this.#playTurn(number, worker);
+        }
+      };
+      await Promise.all(Array.from({ length: crowd }, (_, worker) => work(worker)));
+    }
+  }
+
+  async #playTurn(number: number, worker: number): Promise<void> {
+    const draw = drawOf(this.#seed + number * 7919);
+    const slots = this.#slots.get(worker) ?? [];
+    this.#slots.set(worker, slots);
+    const slot = this.#chooseSlot(draw, slots, worker);
+    if (draw.chance(this.#world.options.faults)) await this.#world.injectFaults(draw, worker);
+    const { head } = slot.after === undefined ? { head: slot.before } : nextHead(draw, slot.before, slot.after);
+    const turns = [await this.#plan(draw, slot.voice, head, `t${number}`)];
+    if (draw.chance(0.04)) {
+      const other = slot.after === undefined ? head : nextHead(draw, slot.before, slot.after).head;
+      turns.push(await this.#plan(draw, slot.voice, other, `t${number}b`));
+    }
+    const done = await this.#run(turns, slot.voice, worker);
+    const [first] = done;
+    if (done.some(({ line }) => line === undefined)) {
+      // Whatever comes of it later: nobody goes on with this conversation.
+      this.#slots.set(worker, slots.filter(({ voice }) => voice !== slot.voice && keyText(voice) !== keyText(slot.voice)));
+      return;
+    }
+    if (first?.right.substance === undefined || draw.chance(0.05)) return;
+    const { text, promptIds, outputIds } = first.right.substance;
+    slot.before = first.head;
+    slot.after = answered(first.head, text, [...promptIds, ...outputIds]);
+    if (draw.chance(0.07)) slots.push({ ...slot });
+    // Some pause until their entry has expired, a few until just about then.
+    if (draw.chance(0.05)) slot.wakeAt = performance.now() + storeTtlMs(this.#world.options) + draw.int(-100, 900);
+    while (slots.length > 9) slots.splice(draw.int(0, slots.length - 1), 1);
+  }
+
+  #chooseSlot(draw: Draw, slots: Slot[], worker: number): Slot {
+    const now = performance.now();
+    const woken = slots.find(({ wakeAt }) => wakeAt > 0 && wakeAt <= now);
+    if (woken !== undefined) {
+      woken.wakeAt = 0;
+      return woken;
+    }
+    const awake = slots.filter(({ wakeAt }) => wakeAt === 0);
+    const [one, ...more] = awake;
+    if (one !== undefined && awake.length >= 3 && !draw.chance(0.12)) return draw.pick([one, ...more]);
+    // A few names for many conversations: what differs in tenant, model or salt must not meet.
+    if (draw.chance(0.4)) this.#names += 1;
+    const voice: Voice = {
+      tenant: draw.pick([undefined, 'key-one', 'key-two']),
+      model: draw.pick([...modelsOf(worker)] as [string, string, string]),
+      salt: draw.pick(['', '', 'salt']),
+      conversation: `w${worker}-${this.#names}`,
+    };
+    const slot: Slot = { voice, before: beginHead(draw), after: undefined, wakeAt: 0 };
+    slots.push(slot);
+    return slot;
+  }
+
+  /** Draws a turn and lets the plain engine answer it first. */
+  async #plan(draw: Draw, voice: Voice, given: Head, id: string): Promise<Planned> {
+    const { ask, head } = drawTurn(draw, voice, given);
+    const leaveAfterMs = draw.chance(0.05) ? draw.int(0, 30) : undefined;
+    const { plain } = this.#world.harness;
+    const url = plain.url + ask.path;
+    const reply = await send(url, { ...ask.body, return_token_ids: true }, {}, undefined);
+    if (reply.kind !== 'reply') throw new Error('the plain engine gave no reply');
+    const substance = reply.status === 200 ? readSubstance(reply.text, ask.stream) : undefined;
+    const prompt = substance?.promptIds ?? (await this.#tokensOf(ask));
+    const facts = {
+      isLocal: ask.isLocal,
+      continues: ask.continues,
+      isUnproven: ask.isUnproven,
+      prompt,
+    };
+    return { id, ask, head, leaveAfterMs, right: { status: reply.status, substance, text: reply.text }, facts };
+  }
+
+  async #tokensOf({ body, path }: TurnAsk): Promise<readonly number[]> {
+    const { model, messages, tools, prompt, chat_template_kwargs } = body as Record<string, unknown>;
+    if (Array.isArray(prompt)) return prompt as number[];
+    const part = path.includes('chat') ? { model, messages, tools, chat_template_kwargs } : { model, prompt };
+    const reply = await send(`${this.#world.harness.plain.url}/tokenize`, part, {}, undefined);
+    if (reply.kind !== 'reply' || reply.status !== 200) return [];
+    return (JSON.parse(reply.text) as { tokens: number[] }).tokens;
+  }
+
+  /** Runs one turn, or two at once, and compares. */
+  async #run(turns: readonly Planned[], voice: Voice, worker: number): Promise<readonly Done[]> {
+    const world = this.#world;
+    const key = keyOf(voice);
+    const isAnyNamed = turns.some(({ ask }) => ask.isNamed);
+    const text = keyText(voice);
+    const conversation = this.#conversations.get(text) ?? new ModelConversation();
+    this.#conversations.set(text, conversation);
+    const before = world.options.faults > 0 ? world.faultsLeft(worker) : NO_FAULTS;
+    const trialBefore = await world.isOnTrial();
+    const from = performance.now();
+    this.#doubtOwners(conversation);
+    const sent = await Promise.all(
+      turns.map(({ id, ask, leaveAfterMs }) =>
+        send(
+          world.harness.url + ask.path,
+          { ...ask.body, ...(ask.isNamed ? ask.named : {}) },
+          { ...ask.headers, 'x-request-id': id, 'x-baton-debug': '1' },
+          leaveAfterMs,
+        ),
+      ),
+    );
+    const lines = await Promise.all(
+      turns.map(({ id }, index) => until(() => world.line(id), sent[index]?.kind === 'left' ? 500 : 5000)),
+    );
+    const to = performance.now();
+    const hits: FaultRule[] = [];
+    const after = world.options.faults > 0 ? world.faultsLeft(worker) : NO_FAULTS;
+    for (const [place, { rule, left }] of before) if ((after.get(place)?.left ?? 0) < left) hits.push(rule);
+    const outages = world.outagesDuring(from, to);
+    const isTrial = trialBefore || (outages.length > 0 && (await world.isOnTrial()));
+    const done = turns.map((turn, index): Done => {
+      const reply = sent[index] ?? { kind: 'left' };
+      const line = lines[index];
+      const outcome = String(line?.['reuse'] ?? 'none');
+      return { ...turn, sent: reply, line, outcome, matched: Number(line?.['matched_tokens'] ?? 0) };
+    });
+    const scene = { conversation, from, to, hits, outages: outages.length > 0, isTrial, worker, known: [...conversation.live] };
+    const chosen: (Expectation | undefined)[] = [];
+    for (const turn of done) {
+      this.#checkReply(turn, scene);
+      chosen.push(this.#checkOutcome(turn, done, scene));
+    }
+    if (isAnyNamed) {
+      const [only] = done;
+      const isPlain = done.length === 1 && hits.length === 0 && outages.length === 0 && only?.sent.kind === 'reply';
+      const [choice] = chosen;
+      const isExact = isPlain && choice !== undefined;
+      if (isExact && only !== undefined) await this.#settleExactly(only, choice, key, scene);
+      else if (!done.some(({ line }) => line === undefined)) await this.#settleLoosely(done, key, scene);
+    }
+    return done;
+  }
+
+  /** What an engine that was away held is lost, or nobody can say. */
+  #doubtOwners(conversation: ModelConversation): void {
+    const now = performance.now();
+    for (const { instance, isLost, from, until: end } of this.#world.outages) {
+      for (const entry of [...conversation.live]) {
+        if (entry.owner !== instance || !isLost) continue;
+        if (entry.seenAt < from && end < now) conversation.bury(entry, ['miss_owner_gone']);
+        else if (entry.seenAt < end + 50) entry.doubtful = true;
+      }
+    }
+  }
+
+  #tell(turn: Done, scene: Scene, what: string, more?: unknown): void {
+    const { hits, outages, isTrial } = scene;
+    const state = scene.known.map(({ id, stored, tokens, owner }) => ({ id, stored, tokens: tokens.length, owner }));
+    this.problems.push(
+      `${this.#world.options.name} ${turn.id}: ${what}; ${JSON.stringify({ more, line: turn.line, hits, outages, isTrial, state })}; ` +
+        `${JSON.stringify(turn.ask).slice(0, 1200)}`,
+    );
+  }
+
+  /** Whatever goes wrong: a 200 without an error event is the plain engine's answer. */
+  #checkReply(turn: Done, scene: Scene): void {
+    const { ends } = this.tally;
+    const { sent, right, ask } = turn;
+    if (sent.kind === 'left') {
+      ends[turn.line === undefined ? 'unheard' : 'left'] += 1;
+      return;
+    }
+    const excused = scene.outages || scene.hits.some((rule) => !isHarmless(rule, ask.isLocal));
+    const { status, text } = sent;
+    if (status !== 200) {
+      const isSame = status === right.status;
+      ends[isSame ? 'refused' : 'failed'] += 1;
+      if (!isSame && !excused) this.#tell(turn, scene, `status ${status} instead of ${right.status}`, text);
+      return;
+    }
+    const got = readSubstance(text, ask.stream);
+    if (/"(remote_block_ids|remote_engine_id)"/.test(text)) this.#tell(turn, scene, 'the client sees a handle', text);
+    if (ask.body['return_token_ids'] !== true && (got.promptIds.length > 0 || got.outputIds.length > 0)) {
+      this.#tell(turn, scene, 'the client sees token ids');
+    }
+    if (got.errors.length > 0) {
+      ends.broken += 1;
+      if (!excused) this.#tell(turn, scene, 'an error in the stream without a cause', text);
+      return;
+    }
+    ends.right += 1;
+    const want = right.substance;
+    const cutShort = scene.hits.some(({ kind }) => kind === 'end_stream') && got.same.usage === undefined;
+    const same = want === undefined ? undefined : cutShort ? { ...want.same, usage: undefined } : want.same;
+    if (JSON.stringify(got.same) !== JSON.stringify(same)) this.#tell(turn, scene, 'a wrong answer', { got, want });
+    if (ask.body['return_token_ids'] === true && !cutShort && !ask.isLocal) {
+      const ids = JSON.stringify([got.promptIds, got.outputIds]);
+      if (ids !== JSON.stringify([want?.promptIds, want?.outputIds])) this.#tell(turn, scene, 'other token ids', got);
+    }
+  }
+
+  /** Compares with the model; gives what it expected, where only that could be. */
+  #checkOutcome(turn: Done, together: readonly Done[], scene: Scene): Expectation | undefined {
+    const { tally } = this;
+    const { ask, facts, outcome, matched, sent, line } = turn;
+    if (line === undefined) return undefined;
+    tally.outcomes[outcome] = (tally.outcomes[outcome] ?? 0) + 1;
+    const isHit = outcome === 'hit' || outcome === 'hit_cut';
+    if (isHit) tally.matched += matched;
+    if (isHit && together.length > 1) tally.pairHits += 1;
+    if (sent.kind === 'reply' && sent.status === 200) {
+      const plan = sent.headers.get('x-baton-plan') ?? '';
+      if (!plan.includes(`outcome=${outcome};`) || !plan.includes(`matched=${matched}`)) {
+        this.#tell(turn, scene, 'header and log differ', plan);
+      }
+    }
+    const { conversation, from, to, hits, outages, isTrial } = scene;
+    const expected = ask.isNamed
+      ? conversation.expect({ ...facts, isUnproven: ask.isUnproven }, from, to)
+      : [{ outcome: unnamedOutcome(facts), matched: 0, takes: undefined, rules: [] }];
+    const allowed = new Set(expected.map((one) => one.outcome));
+    const mayHit = allowed.has('hit') || allowed.has('hit_cut');
+    const touches = (leg: string) => hits.some((rule) => rule.leg === leg);
+    // A leg that reads fails where the prefill engine does, or cannot reach the decode engine.
+    if (touches('prefill') && mayHit) allowed.add('warm_failed_cold_retry');
+    if (touches('plain')) allowed.add('miss_unverifiable');
+    if (isTrial && conversation.live.length > 0) allowed.add('miss_disabled');
+    if (sent.kind === 'left') allowed.add('none');
+    if (together.length > 1 && ask.isNamed) for (const one of TOGETHER) allowed.add(one);
+    const anything = outages && !ANY_BUT.has(outcome);
+    if (!allowed.has(outcome) && !anything) {
+      this.#tell(turn, scene, `outcome ${outcome} instead of ${[...allowed].join(' or ')}`, conversation);
+      return undefined;
+    }
+    const isSure = allowed.size === 1 && !outages && together.length === 1;
+    tally[isSure ? 'exact' : 'unsure'] += 1;
+    if (!isHit) return expected.find((one) => one.outcome === outcome);
+    const could = [
+      ...expected.map((one) => one.matched),
+      ...(outages || together.length > 1 ? scene.known.map((entry) => provenTokens(entry, facts.prompt)) : []),
+      ...(together.length > 1 ? together.map((other) => provenTokens(this.#leftBy(other), facts.prompt)) : []),
+    ];
+    if (!could.includes(matched)) this.#tell(turn, scene, `${matched} tokens were read`, could);
+    return expected.find((one) => one.outcome === outcome && one.matched === matched);
+  }
+
+  /** Tokens and their number that a handle of this turn names. */
+  #leftBy({ right: { substance } }: Planned): { readonly tokens: readonly number[]; readonly stored: number } {
+    if (substance === undefined) return { tokens: [], stored: 0 };
+    const tokens = [...substance.promptIds, ...substance.outputIds];
+    const whole = this.#world.options.engine.asyncScheduling === true && substance.endedByToken;
+    return { tokens, stored: tokens.length - (whole ? 0 : 1) };
+  }
+
+  #streamsHandles(): boolean {
+    return !(this.#world.options.engine.version ?? '').startsWith('0.32');
+  }
+
+  /** The state after a turn in which nothing went wrong. */
+  async #settleExactly(turn: Done, choice: Expectation, key: ModelKey, scene: Scene): Promise<void> {
+    const { conversation } = scene;
+    const { ask, right, sent } = turn;
+    const isAnswered = sent.kind === 'reply' && sent.status === 200;
+    // A request that the engine refuses never gets to the blocks.
+    if (choice.takes !== undefined && isAnswered) conversation.bury(choice.takes, ['miss_taken']);
+    for (const entry of choice.rules) conversation.bury(entry, ['miss_released']);
+    const handedOver = isAnswered && !ask.isLocal && ask.isNamed;
+    const gives = handedOver && !right.substance?.endedByText && (!ask.stream || this.#streamsHandles());
+    // Pictures are not in the tokens: what they left is given back.
+    const leaves = gives && !ask.hasMedia;
+    const wanted = conversation.live.length + (leaves ? 1 : 0);
+    const entries = await until(async () => {
+      const found = await this.#world.entriesOf(key);
+      const isSettled = found.length === Math.min(8, wanted) && found.every(({ claimed }) => !claimed);
+      return isSettled ? found : undefined;
+    }, 3000);
+    const now = performance.now();
+    if (entries === undefined) {
+      const found = await this.#world.entriesOf(key);
+      // One that expires at this moment is no mistake.
+      if (conversation.live.some(({ endsFrom }) => endsFrom <= now)) return this.#settleLoosely([turn], key, scene);
+      const seen = found.map(({ entryId, claimed }) => ({ entryId, claimed }));
+      this.#tell(turn, scene, `${found.length} entries instead of ${wanted}`, { seen, live: conversation.live });
+      return;
+    }
+    const fresh = entries.filter(({ entryId }) => !conversation.live.some(({ id }) => id === entryId));
+    if (fresh.length !== (leaves ? 1 : 0)) this.#tell(turn, scene, `${fresh.length} new entries`, entries.length);
+    for (const entry of fresh) this.#take(turn, [turn], entry, scene);
+    if (handedOver) {
+      conversation.remembered = 'yes';
+      conversation.lastLeft = new Set([leaves ? undefined : this.#whyNothing(ask, gives)]);
+    }
+  }
+
+  #whyNothing({ stream }: TurnAsk, gives: boolean): string {
+    if (gives) return 'miss_unsupported';
+    return stream && !this.#streamsHandles() ? 'miss_unsupported_stream' : 'miss_no_handle';
+  }
+
+  /** Takes a new entry of the store into the model, where it is what one of the turns must have left. */
+  #take(turn: Done, turns: readonly Done[], entry: Entry, scene: Scene): void {
+    const { conversation, from } = scene;
+    const { entryId, storedTokens, chainTokens, owner } = entry;
+    const maker = turns.find((one) => {
+      const { tokens, stored } = this.#leftBy(one);
+      return tokens.length === chainTokens && stored === storedTokens;
+    });
+    if (maker === undefined) {
+      const sizes = turns.map((one) => this.#leftBy(one)).map(({ tokens, stored }) => ({ tokens: tokens.length, stored }));
+      this.#tell(turn, scene, 'an entry of another size', { storedTokens, chainTokens, sizes });
+      return;
+    }
+    const { tokens, stored } = this.#leftBy(maker);
+    const now = performance.now();
+    const ttl = storeTtlMs(this.#world.options);
+    const instance = owner?.instanceId ?? '';
+    const during = this.#world.outagesDuring(from, now);
+    this.tally.seenEntries += 1;
+    conversation.add({
+      id: entryId,
+      seq: Number.parseInt(entryId.split('-').at(-1) ?? '', 36),
+      tokens,
+      stored,
+      owner: instance,
+      endsFrom: from + ttl - 5,
+      endsUntil: now + ttl + 5,
+      seenAt: now,
+      doubtful: during.some((outage) => outage.instance === instance && outage.isLost),
+    });
+  }
+
+  /** The state after faults, after two turns at once, or after a client that left: read from the store, and checked. */
+  async #settleLoosely(turns: readonly Done[], key: ModelKey, scene: Scene): Promise<void> {
+    const { conversation } = scene;
+    const [turn] = turns;
+    if (turn === undefined) return;
+    const read = async () => {
+      const found = await this.#world.entriesOf(key);
+      return found.every(({ claimed }) => !claimed) ? found : undefined;
+    };
+    const entries = await until(read, 5000);
+    if (entries === undefined) {
+      this.#tell(turn, scene, 'a claim stays open');
+      return;
+    }
+    const handed = turns.filter(({ ask }) => ask.isNamed && !ask.isLocal);
+    const fresh = entries.filter(({ entryId }) => !conversation.live.some(({ id }) => id === entryId));
+    if (fresh.length > handed.length) this.#tell(turn, scene, `${fresh.length} new entries of ${handed.length} turns`);
+    for (const entry of [...conversation.live]) {
+      if (entries.some(({ entryId }) => entryId === entry.id)) continue;
+      conversation.bury(entry, ['miss_taken', 'miss_released', 'miss_expired', 'miss_owner_gone']);
+    }
+    const makers = [...handed];
+    for (const entry of fresh.toSorted((a, b) => (a.entryId < b.entryId ? -1 : 1))) {
+      this.#take(turn, makers, entry, scene);
+    }
+    // Entries of turns of one size cannot be told apart; whose tokens they hold decides later matches.
+    if (fresh.length > 0 && makers.length > 1) {
+      const sizes = new Set(makers.map((one) => JSON.stringify([this.#leftBy(one).tokens.length, this.#leftBy(one).stored])));
+      const texts = new Set(makers.map((one) => JSON.stringify(this.#leftBy(one).tokens)));
+      if (sizes.size < texts.size) this.#conversations.set(keyTextOf(key), retired(conversation));
+    }
+    if (handed.length === 0) return;
+    const possible = [undefined, 'miss_no_handle', 'miss_unsupported_stream', 'miss_unverifiable', 'miss_unsupported'];
+    conversation.lastLeft = new Set([...conversation.lastLeft, ...possible]);
+    if (conversation.remembered === 'no') conversation.remembered = 'maybe';
+    const isWhole = turns.every(({ sent, right }) => sent.kind === 'reply' && sent.status === 200 && right.status === 200);
+    if (isWhole && scene.hits.length === 0 && !scene.outages) conversation.remembered = 'yes';
+    await wait(0);
+  }
+}
+
+interface Scene {
+  readonly conversation: ModelConversation;
+  readonly from: number;
+  readonly to: number;
+  readonly hits: readonly FaultRule[];
+  readonly outages: boolean;
+  readonly isTrial: boolean;
+  readonly worker: number;
+  readonly known: readonly ModelEntry[];
+}
+
+const NO_FAULTS: ReturnType<World['faultsLeft']> = new Map();
+
+/** A conversation of which the model cannot say what its entries hold. */
+function retired(conversation: ModelConversation): ModelConversation {
+  for (const entry of conversation.live) entry.doubtful = true;
+  return conversation;
+}
+
+function unnamedOutcome({ isLocal, continues }: TurnFacts): string {
+  if (!continues) return 'none';
+  return isLocal ? 'decode_local' : 'miss_never';
+}
+
+function keyOf({ tenant, model, salt, conversation }: Voice): ModelKey {
+  return { tenant: tenantOf(tenant), model, adapter: adapterOf(model), salt, conversation };
+}
+
+function keyTextOf(key: ModelKey): string {
+  return JSON.stringify([key.tenant, key.model, key.salt, key.conversation]);
+}
+
+function keyText(voice: Voice): string {
+  return keyTextOf(keyOf(voice));
+}
+
+async function send(
+  url: string,
+  body: unknown,
+  headers: Readonly<Record<string, string>>,
+  leaveAfterMs: number | undefined,
+): Promise<Sent> {
+  const client = new AbortController();
+  const timer = leaveAfterMs === undefined ? undefined : setTimeout(() => client.abort(), leaveAfterMs);
+  try {
+    const reply = await fetch(url, {
+      method: 'POST',
+      body: JSON.stringify(body),
+      headers: { 'content-type': 'application/json', ...headers },
+      signal: client.signal,
+    });
+    return { kind: 'reply', status: reply.status, headers: reply.headers, text: await reply.text() };
+  } catch (error) {
+    if (client.signal.aborted) return { kind: 'left' };
+    throw error;
+  } finally {
+    clearTimeout(timer);
+  }
+}
