@@ -10,6 +10,8 @@ export interface LegTarget {
   readonly url: string;
   /** Tokens per KV block; 0 while unknown. */
   readonly blockSize: number;
+  /** Fingerprint of tokenizer and chat template; empty while unknown. */
+  readonly templateFingerprint: string;
 }
 
 /** An earlier turn's handle on its way to P, and the prompt that was compared with it. */

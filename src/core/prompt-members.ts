@@ -94,6 +94,14 @@ export function unprovenMembers(api: Api, body: Uint8Array, scan: ScannedObject)
   return [...unproven];
 }
 
+/**
+ * Whether the KV of a prompt with these unproven members follows from its token ids alone. The ids of a picture are the
+ * same for every picture: who compares them proves nothing.
+ */
+export function isInTokens(unproven: readonly string[]): boolean {
+  return !unproven.includes('messages');
+}
+
 /** The members that a call of `/tokenize` takes from the client's body. */
 export function tokenizeDrops(api: Api, scan: ScannedObject): ReadonlySet<string> {
   const keys = scan.members.map(({ key }) => key);

@@ -141,5 +141,7 @@ export interface NoteDetails {
 
 /** What a connector may know of a target. */
 export function toLegTarget(target: Target): LegTarget {
-  return { instanceId: target.instanceId, url: target.url, blockSize: target.engine?.blockSize ?? 0 };
+  const { instanceId, url, engine } = target;
+  const { blockSize = 0, templateFingerprint = '' } = engine ?? {};
+  return { instanceId, url, blockSize, templateFingerprint };
 }

@@ -163,8 +163,9 @@ export class ReusePlanner {
     const remembered = this.#memory.get(this.memoryKey(facts));
     const known = MISS_OUTCOMES[miss?.reason ?? MissReason.NEVER_STORED];
     const ownerId = remembered?.decodeId;
-    if (known !== undefined) return cold(known, ownerId);
+    // The last turn is the one to be continued: what became of earlier ones says nothing where it left no handle.
     if (remembered?.noHandle !== undefined) return cold(remembered.noHandle, ownerId);
+    if (known !== undefined) return cold(known, ownerId);
     return cold(facts.continues ? ReuseOutcome.MISS_NEVER : ReuseOutcome.UNSPECIFIED, ownerId);
   }
 
@@ -318,7 +319,7 @@ export class ReusePlanner {
     return create(EntryKeySchema, {
       tenant: facts.tenant,
       model: facts.model,
-      adapter: this.#adapterOf(facts),
+      adapter: this.adapterOf(facts),
       cacheSalt: facts.cacheSalt,
       conversationId,
     });
@@ -329,7 +330,8 @@ export class ReusePlanner {
     return JSON.stringify([facts.tenant, facts.model, facts.cacheSalt, facts.conversationId]);
   }
 
-  #adapterOf(facts: RequestFacts): string {
+  /** Root of the adapter that the model is; empty for a base model. */
+  adapterOf(facts: RequestFacts): string {
     for (const instance of this.#view.snapshot()) {
       const root = adapterRoot(instance, facts.model);
       if (root !== '') return root;

@@ -72,9 +72,13 @@ export interface PreparedReuse {
   readonly decision: PlanDecision;
   readonly outcome: ReuseOutcome;
   readonly handle: PrefillHandle | undefined;
+  /** Root of the adapter that the model is; empty for a base model. */
+  readonly adapter: string;
   readonly captureTokens: boolean;
   readonly noteLegs: (legs: readonly LegReport[], guardBreach: boolean) => void;
   readonly finish: (result: TurnResult) => Promise<void>;
+  /** The caller never reported: what it may have used counts as used. */
+  readonly abandon: () => void;
 }
 
 /** A decode instance keeps its conversations unless it has this many legs, or twice as many as the idlest. */
@@ -119,6 +123,7 @@ export class Reuse {
       decision,
       outcome,
       handle: hit?.handle,
+      adapter: this.#parts.planner.adapterOf(facts),
       captureTokens: stored && decode !== undefined && this.#parts.habits.mayGive(decode, facts.stream),
       noteLegs: (legs, guardBreach) => {
         claim?.noteLegs(legs);
@@ -128,6 +133,7 @@ export class Reuse {
           this.#parts.view.drain(prefill.instanceId, 'guard_breach');
         }
       },
+      abandon: () => claim?.abandon(),
       finish: async (result) => {
         claim?.finish();
         const instance = decision.decode.find(({ id }) => id === result.decodeId);
@@ -205,14 +211,25 @@ class WarmClaim {
   }
 
   finish(): void {
-    if (!this.#settled) {
-      this.#settled = true;
-      const [reader] = this.#hit.prefill;
-      if (reader !== undefined) this.#parts.trials.settle(reader, this.#hit.ownerId, 'other');
-    }
+    this.#endTrial();
     if (!this.#open) return;
     this.#open = false;
     this.#parts.planner.release(this.#hit.handle.claimId, 'not_sent');
+  }
+
+  abandon(): void {
+    this.#endTrial();
+    if (!this.#open) return;
+    this.#open = false;
+    this.#parts.planner.commit(this.#hit.handle.claimId);
+  }
+
+  /** A leg that was never sent has tried nothing. */
+  #endTrial(): void {
+    const [reader] = this.#hit.prefill;
+    if (this.#settled || reader === undefined) return;
+    this.#settled = true;
+    this.#parts.trials.settle(reader, this.#hit.ownerId, 'other');
   }
 
   #settle({ instanceId, ending }: LegReport): void {

@@ -133,6 +133,7 @@ export class RouterService {
     if (step !== undefined) {
       plan.reuseOutcome = step.outcome;
       plan.captureTokens = step.captureTokens;
+      plan.adapter = step.adapter;
       if (step.handle !== undefined) {
         plan.prefillHandle = step.handle;
         plan.mode = PlanMode.PREFILL_DECODE_REUSE;
@@ -299,8 +300,9 @@ export class RouterService {
     reuse: PreparedReuse | undefined,
   ): void {
     const now = this.#now();
-    for (const [id, { expiresAt }] of this.#reservations) {
+    for (const [id, { expiresAt, reuse: abandoned }] of this.#reservations) {
       if (expiresAt > now) break;
+      abandoned?.abandon();
       this.#free(id);
     }
     const instanceIds = [plan.prefill, plan.decode].flatMap((target) => target?.instanceId ?? []);

@@ -6,6 +6,7 @@ import { EntryOwnerSchema, type KVCacheStore, PutEntryRequestSchema } from '../.
 import { type ReportOutcomeRequest, type RequestFacts, ReuseOutcome } from '../../gen/baton/v1/router_pb.ts';
 import { compatGroup } from '../core/compat.ts';
 import { checkHandle } from '../core/handle-check.ts';
+import { isInTokens } from '../core/prompt-members.ts';
 import type { ConversationMemory } from './conversation-memory.ts';
 import { toDuration, toMs } from './durations.ts';
 import { type HandleHabits, streamsHandles } from './handle-habits.ts';
@@ -80,10 +81,14 @@ export class TurnRecorder {
     await this.#noteEngineId(decode.id, baseEngineId(handle.remoteEngineId ?? ''));
     // The engine's stamp is on its own clock and only says that there is one: without it, it would not expire.
     const provable = report.chain !== undefined && handle.remoteBlocksExpiryTime !== undefined;
-    const keep = facts.conversationId !== '' && (!exact || provable);
-    remember(keep ? undefined : ReuseOutcome.MISS_UNVERIFIABLE);
+    const inTokens = isInTokens(facts.unprovenMembers);
+    const keep = facts.conversationId !== '' && (!exact || (provable && inTokens));
     const ttlMs = this.#ttlMs(decode, toMs(report.paused));
-    if (ttlMs <= 0) return 'none';
+    if (ttlMs <= 0) {
+      remember(ReuseOutcome.MISS_EXPIRED);
+      return 'none';
+    }
+    remember(keep ? undefined : inTokens ? ReuseOutcome.MISS_UNVERIFIABLE : ReuseOutcome.MISS_UNSUPPORTED);
     try {
       const put = await this.#store.putEntry(this.#message(turn, keep, check.numTokens ?? 0, ttlMs), {
         timeoutMs: PUT_MS,

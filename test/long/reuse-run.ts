@@ -265,10 +265,11 @@ export class Players {
 
   #tell(turn: Done, scene: Scene, what: string, more?: unknown): void {
     const { hits, outages, isTrial } = scene;
+    const show = (_: string, value: unknown) => (Array.isArray(value) && value.length > 20 ? `${value.length} items` : value);
     const state = scene.known.map(({ id, stored, tokens, owner }) => ({ id, stored, tokens: tokens.length, owner }));
     this.problems.push(
-      `${this.#world.options.name} ${turn.id}: ${what}; ${JSON.stringify({ more, line: turn.line, hits, outages, isTrial, state })}; ` +
-        `${JSON.stringify(turn.ask).slice(0, 1200)}`,
+      `${this.#world.options.name} ${turn.id}: ${what}; ${JSON.stringify({ more, line: turn.line, hits, outages, isTrial, state }, show).slice(0, 2000)}; ` +
+        `${JSON.stringify(turn.ask).slice(0, 500)}`,
     );
   }
 
