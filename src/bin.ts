@@ -39,6 +39,15 @@ async function readLine(): Promise<Uint8Array> {
   return Buffer.concat(chunks);
 }
 
+function signalGroup(group: number, signal: NodeJS.Signals | 0): boolean {
+  try {
+    return process.kill(-group, signal);
+  } catch {
+    // No such group, or one of somebody else.
+    return false;
+  }
+}
+
 // A signal during the start counts as well.
 const stopping = stopRequested();
 
@@ -50,10 +59,13 @@ process.exitCode = await runCli({
   env: process.env,
   version: readVersion(),
   nodeVersion: process.version,
+  // Loaders and other options of Node go along.
+  self: [process.execPath, ...process.execArgv, process.argv[1] ?? ''],
   terminal: process.stderr.isTTY === true,
   readLine,
   out: (text) => process.stdout.write(text),
   err: (text) => process.stderr.write(text),
   start,
+  signalGroup,
   stopRequested: () => stopping,
 });

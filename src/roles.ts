@@ -8,6 +8,7 @@ import { buildAdmin } from './http/admin.ts';
 import { createLogger, errorFields, type Logger } from './obs/log.ts';
 import { Metrics } from './obs/metrics.ts';
 import { buildFacadeOf, engineHeadersOf } from './roles/facade.ts';
+import { buildFirstToken, firstTokenConnector, openNotices } from './roles/first-token.ts';
 import { drain, failStart, formatAddress, listen } from './roles/listen.ts';
 import { buildRegistry, connectTo, firstLook, startSims, watchPools, watchRemote } from './roles/pools.ts';
 import { buildRouter } from './roles/router.ts';
@@ -22,7 +23,13 @@ import { ReleaseWorker } from './services/release-worker.ts';
 /** A running process: what it listens on, and how to end it. */
 export interface Running {
   /** `host:port` of each open listener. */
-  readonly addresses: { readonly facade?: string; readonly rpc?: string; readonly admin?: string };
+  readonly addresses: {
+    readonly facade?: string;
+    readonly rpc?: string;
+    readonly admin?: string;
+    /** The socket to which prefill engines push their notices. */
+    readonly notices?: string;
+  };
   /** Stops accepting, lets running requests finish within `timeouts.drain`, then closes everything. */
   stop(): Promise<void>;
 }
@@ -38,8 +45,11 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   const log = options.log ?? createLogger({ level: config.log.level, format: config.log.format });
   const version = readVersion();
   const metrics = new Metrics({ version });
-  const instances = config.sim === undefined ? config.instances : await startSims(config, stack, log);
   const has = (role: Config['roles'][number]) => config.roles.includes(role);
+  const connector = has('facade') ? firstTokenConnector(config) : undefined;
+  const notices = connector === undefined ? undefined : await openNotices(config, metrics, stack);
+  const instances =
+    config.sim === undefined ? config.instances : await startSims(config, stack, log, notices?.address);
   const onFault = ({ method, error }: { readonly method: string; readonly error: unknown }) =>
     log.error({ method, ...errorFields(error) }, 'call failed');
 
@@ -63,7 +73,8 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
     ...(registry === undefined ? {} : { poolRegistry: registry }),
     ...(localStore === undefined ? {} : { kvCacheStore: localStore.service }),
   };
-  const addresses: { facade?: string; rpc?: string; admin?: string } = {};
+  const addresses: { -readonly [K in keyof Running['addresses']]: Running['addresses'][K] } = {};
+  if (notices !== undefined) addresses.notices = notices.address;
   if (config.rpc.port !== 'off') {
     const { host, port } = config.rpc;
     const rpc = await startRpcListener({ host, port, services, onFault }).catch((error: unknown) =>
@@ -85,7 +96,11 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
     const engines = stack.use(new EngineClient(config.timeouts));
     const engineHeaders = engineHeadersOf(config, instances);
     const storeHealth = localStore === undefined ? undefined : () => localStore.health();
-    const parts = { config, view, router, metrics, log, version, engines, engineHeaders, storeHealth, stack };
+    const firstToken =
+      connector === undefined || notices === undefined
+        ? undefined
+        : buildFirstToken({ config, connector, instances, notices, engines, engineHeaders, metrics, stack });
+    const parts = { config, view, router, metrics, log, version, engines, engineHeaders, firstToken, storeHealth, stack };
     const facade = buildFacadeOf(parts);
     if (localStore !== undefined) {
       const { remoteHost } = config.kv;

@@ -1,14 +1,16 @@
 import { Command, CommanderError, Option } from 'commander';
 import { FLAGS, type FlagSpec, type RawFlags } from '../config/flags.ts';
 import type { RoleName } from '../config/schema.ts';
+import { LAUNCH_FLAGS, type LaunchFlag, type LaunchFlagValues } from '../launch/flags.ts';
 import { readSimOptions, type SimFlag, simFlags } from '../sim/cli-options.ts';
 import type { SimOptions } from '../sim/options.ts';
-import { tidyArguments } from './arguments.ts';
+import { type TidyResult, tidyArguments } from './arguments.ts';
 
 /** What a command line asks for. */
 export type ParsedCommand =
   | { readonly kind: 'serve'; readonly flags: RawFlags }
   | { readonly kind: 'sim'; readonly options: SimOptions }
+  | { readonly kind: 'launch'; readonly flags: LaunchFlagValues }
   | { readonly kind: 'check-config'; readonly file: string }
   | { readonly kind: 'hash-key' }
   /** Help or version, for standard output. */
@@ -35,9 +37,16 @@ Every flag is also a variable (BATON_RPC_PORT for --rpc-port) and most are keys 
 variables before the file. OPENAI_API_KEY is the key for the engines. docs/configuration.md lists all keys.
 `;
 
+const LAUNCH_HELP = `
+Without flags: two prefill and two decode engines on the ports 7100, 7101, 7200 and 7201, baton on 9100. The logs are
+prefiller1.log ... decoder1.log ... proxy.log. docs/migrate.md has an example of a topology file.
+`;
+
 /** Parses the words after `baton`; `version` is what `--version` prints. */
 export function parseCommand(argv: readonly string[], version: string): ParsedCommand {
-  const tidy = tidyArguments(argv.length === 0 ? ['--help'] : argv);
+  // The words that launch passes on to engines may look like flags of serve.
+  const tidy: TidyResult =
+    argv[0] === 'launch' ? { kind: 'ok', args: argv } : tidyArguments(argv.length === 0 ? ['--help'] : argv);
   if (tidy.kind === 'bad') return { kind: 'usage', message: tidy.message };
   let printed = '';
   let result: ParsedCommand | undefined;
@@ -60,6 +69,9 @@ export function parseCommand(argv: readonly string[], version: string): ParsedCo
     .addHelpText('after', TOP_HELP);
   addServeCommand(program, (flags) => {
     result = { kind: 'serve', flags };
+  });
+  addLaunchCommand(program, (flags) => {
+    result = { kind: 'launch', flags };
   });
   addSimCommand(program, (parsed) => {
     result = parsed;
@@ -111,6 +123,34 @@ function addServeCommand(program: Command, run: (flags: RawFlags) => void): void
   }
 }
 
+function addLaunchCommand(program: Command, run: (flags: LaunchFlagValues) => void): void {
+  const launch = program
+    .command('launch')
+    .summary('start engines and baton on this machine')
+    .description(
+      'Starts prefill and decode engines and baton in front of them, watches them, and stops all of them with itself.',
+    )
+    .addHelpText('after', LAUNCH_HELP);
+  for (const flag of LAUNCH_FLAGS) launch.addOption(launchOptionOf(flag));
+  launch.action((values: Readonly<Record<string, unknown>>) => {
+    const flags: Record<string, string | readonly string[]> = {};
+    for (const { flag } of LAUNCH_FLAGS) {
+      const value = values[camelCase(flag)];
+      if (value !== undefined) flags[flag] = Array.isArray(value) ? value.map(String) : String(value);
+    }
+    run(flags);
+  });
+}
+
+function launchOptionOf({ flag, kind, value, group, about }: LaunchFlag): Option {
+  const option = new Option(`--${flag}${kind === 'switch' ? '' : ` <${value ?? 'value'}>`}`, about).helpGroup(group);
+  return kind === 'list' ? option.argParser(addTo) : option;
+}
+
+function addTo(text: string, all: readonly string[] | undefined): readonly string[] {
+  return [...(all ?? []), text];
+}
+
 function addSimCommand(program: Command, run: (parsed: ParsedCommand) => void): void {
   const sim = program
     .command('sim')
@@ -131,9 +171,7 @@ function simOptionOf({ flag, kind, value, description, default: fallback, choice
   const words = choices === undefined ? '' : `: ${choices.join(', ')}`;
   const shown = fallback === undefined ? '' : ` (${fallback})`;
   const option = new Option(`--${flag}${kind === 'switch' ? '' : ` <${value}>`}`, `${description}${words}${shown}`);
-  return kind === 'list'
-    ? option.argParser((text, all: readonly string[] | undefined) => [...(all ?? []), text])
-    : option;
+  return kind === 'list' ? option.argParser(addTo) : option;
 }
 
 function optionOf(flag: FlagSpec): Option {

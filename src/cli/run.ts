@@ -4,6 +4,7 @@ import { loadConfig } from '../config/load-config.ts';
 import { formatProblem, type Problem } from '../config/problem.ts';
 import type { Config } from '../config/schema.ts';
 import { CONNECTORS } from '../connectors/index.ts';
+import type { LaunchFlagValues } from '../launch/flags.ts';
 import { createLogger, errorFields, type Logger } from '../obs/log.ts';
 import { POLICIES } from '../policies/index.ts';
 import type { Running } from '../roles.ts';
@@ -19,6 +20,8 @@ export interface CliHost {
   readonly env: Readonly<Record<string, string | undefined>>;
   readonly version: string;
   readonly nodeVersion: string;
+  /** The command that runs this baton; a subcommand is appended. */
+  readonly self: readonly string[];
   /** True when standard error is a terminal. */
   readonly terminal: boolean;
   /** The first line of standard input with its line end, or all of it where there is none. */
@@ -27,6 +30,8 @@ export interface CliHost {
   err(text: string): void;
   /** Starts baton; rejects when it cannot, with a message that names the flag. */
   start(config: Config, log: Logger): Promise<Running>;
+  /** Signals a whole process group; false when there is none. 0 only asks. */
+  signalGroup(group: number, signal: NodeJS.Signals | 0): boolean;
   /** Resolves at the first request to stop. */
   stopRequested(): Promise<void>;
 }
@@ -53,6 +58,8 @@ export async function runCli(host: CliHost): Promise<number> {
       return hashKey(host);
     case 'serve':
       return serve(host, command.flags);
+    case 'launch':
+      return runLaunch(host, command.flags);
     case 'sim':
       return runSim(host, command.options);
   }
@@ -107,6 +114,12 @@ async function serve(host: CliHost, flags: RawFlags): Promise<number> {
   await host.stopRequested();
   await running.stop();
   return OK;
+}
+
+async function runLaunch(host: CliHost, flags: LaunchFlagValues): Promise<number> {
+  // Loaded only here: the other commands start no processes.
+  const { launch } = await import('./launch-command.ts');
+  return launch(host, flags, KNOWN.connectors);
 }
 
 async function runSim(host: CliHost, options: SimOptions): Promise<number> {

@@ -1,5 +1,6 @@
 import type { EngineChoice } from './engines.ts';
 import { isLoopback } from './instance-url.ts';
+import { buildReceivers, type LmcacheConfig } from './lmcache.ts';
 import type { Problem } from './problem.ts';
 import {
   type Config,
@@ -54,6 +55,7 @@ export function buildConfig(input: BuildInput): Built {
     locate(['kv_connector']),
     sink,
   );
+  const instances = engines.sim === undefined ? buildInstances(input, kvConnector, sink) : [];
   const config: Config = {
     roles: file.roles,
     ...(file.router_url === undefined ? {} : { routerUrl: file.router_url.url }),
@@ -76,7 +78,7 @@ export function buildConfig(input: BuildInput): Built {
       prefill: resolveName(file.policy.prefill, input.known.policies, wordKey, locate(['policy', 'prefill']), sink),
       decode: resolveName(file.policy.decode, input.known.policies, wordKey, locate(['policy', 'decode']), sink),
     },
-    instances: engines.sim === undefined ? buildInstances(input, kvConnector, sink) : [],
+    instances,
     engineAuth: file.engine_auth,
     ...(openaiApiKey === undefined ? {} : { openaiApiKey }),
     kv: { remoteHost: file.kv.remote_host, leaseMarginMs: file.kv.lease_margin },
@@ -102,13 +104,7 @@ export function buildConfig(input: BuildInput): Built {
     retry: { budgetPercent: file.retry.budget_percent },
     health: { intervalMs: file.health.interval, timeoutMs: file.health.timeout, failures: file.health.failures },
     log: { level: file.log.level, format: file.log.format ?? (input.terminal ? 'pretty' : 'json') },
-    lmcache: {
-      decoderInitPorts: file.lmcache.decoder_init_ports,
-      decoderAllocPorts: file.lmcache.decoder_alloc_ports,
-      decoderPortsCountUp: engines.decoderPortsCountUp,
-      proxyHost: file.lmcache.proxy_host,
-      proxyPort: file.lmcache.proxy_port,
-    },
+    lmcache: readLmcache(input, sink, instances),
     ...(engines.sim === undefined ? {} : { sim: engines.sim }),
   };
   checkRoles(config, input, sink);
@@ -214,6 +210,51 @@ function buildInstance(item: FileInstance, pool: FilePool, kvConnector: string):
     decoderTtlMs: item.decoder_ttl ?? pool.decoder_ttl ?? 480_000,
     bidirectional: item.bidirectional ?? pool.bidirectional ?? 'auto',
     loadFailurePolicy: item.load_failure_policy ?? pool.load_failure_policy ?? 'fail',
+    ...instanceLmcache(item.lmcache),
+  };
+}
+
+function readLmcache(input: BuildInput, sink: Sink, instances: readonly InstanceConfig[]): LmcacheConfig {
+  const { file, locate } = input;
+  const decoders = instances
+    .filter(({ role, connector }) => role === 'decode' && connector === 'lmcache')
+    .map(({ id, url, lmcache }) => ({ id, url, own: lmcache, where: locate(['lmcache', 'decoder_init_ports']) }));
+  const { receivers, problems } = buildReceivers(decoders, {
+    initPorts: file.lmcache.decoder_init_ports,
+    allocPorts: file.lmcache.decoder_alloc_ports,
+    queryPorts: file.lmcache.decoder_query_ports ?? [],
+    where: locate(['lmcache', 'decoder_alloc_ports']),
+  });
+  if (decoders.length > 0) sink.problems.push(...problems);
+  const notices = instances.flatMap(({ id, lmcache }) =>
+    lmcache?.notices === undefined ? [] : [[id, lmcache.notices] as const],
+  );
+  return {
+    proxyHost: file.lmcache.proxy_host,
+    proxyPort: file.lmcache.proxy_port,
+    receivers,
+    notices: Object.fromEntries(notices),
+    ...(file.lmcache.notices === undefined ? {} : { defaultNotices: file.lmcache.notices }),
+    noticeTimeoutMs: file.lmcache.notice_timeout,
+    bufferBytes: file.lmcache.pd_buffer_size,
+    chunkTokens: file.lmcache.chunk_size,
+    kvBytesPerToken: file.lmcache.kv_bytes_per_token,
+    uncarried: file.lmcache.uncarried,
+  };
+}
+
+function instanceLmcache(own: FileInstance['lmcache']): Pick<InstanceConfig, 'lmcache'> {
+  if (own === undefined) return {};
+  const { receiver_host: receiverHost, init_ports: initPorts, alloc_ports: allocPorts } = own;
+  const { query_ports: queryPorts, notices } = own;
+  return {
+    lmcache: {
+      ...(receiverHost === undefined ? {} : { receiverHost }),
+      ...(initPorts === undefined ? {} : { initPorts }),
+      ...(allocPorts === undefined ? {} : { allocPorts }),
+      ...(queryPorts === undefined ? {} : { queryPorts }),
+      ...(notices === undefined ? {} : { notices }),
+    },
   };
 }
 
@@ -332,6 +373,16 @@ function checkReuse(config: Config, input: BuildInput, sink: Sink): void {
   }
 }
 
+const LMCACHE_FLAG_KEYS = [
+  'decoder_init_ports',
+  'decoder_alloc_ports',
+  'decoder_query_ports',
+  'proxy_host',
+  'proxy_port',
+  'pd_buffer_size',
+  'chunk_size',
+] as const;
+
 function checkEngines(config: Config, input: BuildInput, sink: Sink): void {
   const { instances, roles, sim } = config;
   const registry = roles.includes('registry');
@@ -358,7 +409,7 @@ function checkEngines(config: Config, input: BuildInput, sink: Sink): void {
     }
   }
   if (config.kvConnector !== 'lmcache') {
-    for (const key of ['decoder_init_ports', 'decoder_alloc_ports', 'proxy_host', 'proxy_port']) {
+    for (const key of LMCACHE_FLAG_KEYS) {
       const where = input.locate(['lmcache', key]);
       if (/^(--|BATON_)/.test(where))
         sink.warnings.push({ where, message: `has no effect with the ${config.kvConnector} connector` });

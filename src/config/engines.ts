@@ -20,8 +20,6 @@ export interface EngineChoice {
   /** Roles that are given here, so that the engines of these roles in the file do not count. */
   readonly replaces: readonly Pool[];
   readonly engines: readonly NamedEngine[];
-  /** True when the example's rule counts the decoders' ports up from one. */
-  readonly decoderPortsCountUp: boolean;
   readonly sim?: SimConfig;
   readonly problems: readonly Problem[];
   readonly warnings: readonly Problem[];
@@ -69,7 +67,6 @@ export function chooseEngines(flags: Layer, env: Layer, fileRoles: readonly stri
     return {
       replaces: ['prefill', 'decode'],
       engines: [],
-      decoderPortsCountUp: false,
       sim: sim.config,
       problems,
       warnings,
@@ -86,7 +83,6 @@ export function chooseEngines(flags: Layer, env: Layer, fileRoles: readonly stri
   return {
     replaces: pools.filter((pool) => pool.form !== 'none').map((pool) => pool.flags.role),
     engines,
-    decoderPortsCountUp: pools.some((pool) => pool.flags.role === 'decode' && pool.countsUp),
     problems,
     warnings,
   };
@@ -105,11 +101,10 @@ interface PoolChoice {
   readonly flags: PoolFlags;
   readonly form: 'none' | 'url' | 'example';
   readonly engines: readonly NamedEngine[];
-  readonly countsUp: boolean;
 }
 
 function choosePool(pool: PoolFlags, flags: Layer, env: Layer, problems: Problem[], warnings: Problem[]): PoolChoice {
-  const none: PoolChoice = { flags: pool, form: 'none', engines: [], countsUp: false };
+  const none: PoolChoice = { flags: pool, form: 'none', engines: [] };
   for (const layer of [flags, env]) {
     const example = [pool.host, pool.port, pool.count].find((flag) => layer.values[flag] !== undefined);
     const urls = layer.values[pool.url];
@@ -144,7 +139,7 @@ function pairHostsAndPorts(
   problems: Problem[],
   warnings: Problem[],
 ): PoolChoice {
-  const failed: PoolChoice = { flags: pool, form: 'example', engines: [], countsUp: false };
+  const failed: PoolChoice = { flags: pool, form: 'example', engines: [] };
   const hosts = readList(pool.host, 'localhost', flags, env);
   const ports = readList(pool.port, pool.defaultPort, flags, env);
   const count = readOne(pool.count, '1', flags, env);
@@ -176,7 +171,7 @@ function pairHostsAndPorts(
   const single = hosts.items.length === 1 && read.length === 1;
   if (number.value > 1 && !single)
     warnings.push({ where: count.where, message: 'has no effect unless there is one host and one port' });
-  return { flags: pool, form: 'example', engines, countsUp: single && number.value > 1 };
+  return { flags: pool, form: 'example', engines };
 }
 
 /** Pairs hosts with ports: by position, or (comma form) one with many; a single pair counts up. */

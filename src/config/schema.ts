@@ -1,5 +1,7 @@
 import { z } from 'zod';
+import { type FieldDoc, field, optional, reader, section } from './fields.ts';
 import { parseServerUrl } from './instance-url.ts';
+import { type InstanceLmcache, instanceLmcacheKeys, type LmcacheConfig, lmcacheKeys } from './lmcache.ts';
 import {
   bad,
   choiceParser,
@@ -14,7 +16,6 @@ import {
   parseLabels,
   parseListenHost,
   parseListenPort,
-  parsePort,
   parseSecret,
   parseSize,
   show,
@@ -58,6 +59,8 @@ export interface InstanceConfig {
   readonly decoderTtlMs: number;
   readonly bidirectional: 'auto' | 'on' | 'off';
   readonly loadFailurePolicy: 'fail' | 'recompute';
+  /** What this engine has of its own for the lmcache connector. */
+  readonly lmcache?: InstanceLmcache;
 }
 
 /** Everything that can be set; durations in milliseconds (0 = off), sizes in bytes. */
@@ -119,16 +122,6 @@ export interface TimeoutsConfig {
   readonly keepAliveMs: number;
 }
 
-/** Ports of the LMCache xPyD example: the decoders' handshake and allocation ports, and the notice socket. */
-export interface LmcacheConfig {
-  readonly decoderInitPorts: readonly number[];
-  readonly decoderAllocPorts: readonly number[];
-  /** True when decoder i takes every port of the two lists plus i (one host, one port, several decoders). */
-  readonly decoderPortsCountUp: boolean;
-  readonly proxyHost: string;
-  readonly proxyPort: number;
-}
-
 /** How many simulated engines of each kind run in the process. */
 export interface SimConfig {
   readonly prefill: number;
@@ -137,43 +130,6 @@ export interface SimConfig {
 
 /** Every service, in the order in which they start. */
 export const ROLE_NAMES = ['kvstore', 'registry', 'router', 'facade'] as const satisfies readonly RoleName[];
-
-/** What the documentation says about one key. */
-export interface FieldDoc {
-  readonly about: string;
-  /** The default as it would be written in the file. */
-  readonly fallback: string;
-}
-
-function reader<T>(parse: ValueParser<T>) {
-  return z.unknown().transform((raw, ctx): T => {
-    const parsed = parse(raw);
-    if (parsed.kind === 'ok') return parsed.value;
-    ctx.issues.push({ code: 'custom', message: parsed.message, input: raw });
-    return z.NEVER;
-  });
-}
-
-/** A key with a default, which is written as in the file and read by the same parser. */
-function field<T>(parse: ValueParser<T>, fallback: unknown, about: string) {
-  const doc: FieldDoc = { about, fallback: typeof fallback === 'string' ? fallback : JSON.stringify(fallback) };
-  return reader(parse)
-    .prefault(fallback)
-    .meta({ ...doc });
-}
-
-/** A key that may be absent; `fallback` says in words what holds then. */
-function optional<T>(parse: ValueParser<T>, fallback: string, about: string) {
-  const doc: FieldDoc = { about, fallback };
-  return reader(parse)
-    .optional()
-    .meta({ ...doc });
-}
-
-// A section whose keys are all commented out reads as null in YAML.
-function section<T extends z.core.$ZodLooseShape>(shape: T) {
-  return z.preprocess((raw) => raw ?? {}, z.strictObject(shape));
-}
 
 const parseText: ValueParser<string> = (raw) =>
   typeof raw === 'string' && raw.trim() !== '' ? ok(raw.trim()) : bad(`expected a text, got ${show(raw)}`);
@@ -191,11 +147,6 @@ const parseRoles: ValueParser<readonly RoleName[]> = (raw) => {
 };
 
 const parseHeaderNames: ValueParser<readonly string[]> = listParser(parseHeaderName);
-
-const parsePorts: ValueParser<readonly number[]> = (raw) => {
-  const ports = listParser(parsePort)(raw);
-  return ports.kind === 'ok' && ports.value.length === 0 ? bad('expected at least one port') : ports;
-};
 
 const listen = (host: string, port: ListenPort, what: string) => ({
   host: field(parseListenHost, host, `Address ${what} listens on.`),
@@ -230,6 +181,7 @@ const instance = z.strictObject({
     about: '`prefill`, `decode` or `both`.',
     fallback: 'required',
   }),
+  lmcache: section(instanceLmcacheKeys).optional(),
   name: optional(parseInstanceName, '`host:port[/prefix]`', 'Instance id in logs, metrics and listings.'),
   ...engineKeys,
 });
@@ -349,12 +301,7 @@ export const fileSchema = z.strictObject({
     ),
     format: optional(choiceParser(['json', 'pretty']), '`pretty` on a terminal, else `json`', 'Form of log lines.'),
   }),
-  lmcache: section({
-    decoder_init_ports: field(parsePorts, [8300], 'Handshake ports of the decoders, one per tensor-parallel rank.'),
-    decoder_alloc_ports: field(parsePorts, [8400], 'Allocation ports of the decoders, one per tensor-parallel rank.'),
-    proxy_host: field(parseListenHost, 'localhost', 'Address of the notice socket that prefill engines dial.'),
-    proxy_port: field(parsePort, 8500, 'Port of the notice socket.'),
-  }),
+  lmcache: section(lmcacheKeys),
 });
 
 /** What `fileSchema` reads; keys in snake_case, units in milliseconds and bytes. */

@@ -1,6 +1,6 @@
 import type { KvTransferParams } from '../../gen/baton/v1/kv_transfer_pb.ts';
 import type { Api, BodyFacts } from '../core/facts.ts';
-import type { Edits } from '../core/json-scan.ts';
+import type { Edits, ScannedObject } from '../core/json-scan.ts';
 import type { RemoteHostRule } from '../core/remote-host.ts';
 
 /** What a connector may know about an instance that a leg goes to. */
@@ -64,9 +64,13 @@ export type PrefillReading =
 
 /**
  * How one engine connector hands KV over: pure functions from facts and replies to the edits of a leg's body.
- * One file and one line in `index.ts` each; what happens on the wire is done by the caller.
+ * One file and one line in `index.ts` each; what happens on the wire is done by the runner that it names.
  */
-export interface Connector {
+export type Connector = HandleConnector | FirstTokenConnector;
+
+/** P's reply names the KV, and D is told that name. */
+export interface HandleConnector {
+  readonly runner: 'handles';
   readonly name: string;
   /** `prefill-then-decode`: D's leg needs P's reply; `aggregated`: there is one leg and nothing is handed over. */
   readonly order: 'prefill-then-decode' | 'aggregated';
@@ -80,4 +84,64 @@ export interface Connector {
   readonly readPrefillReply: (raw: Uint8Array | undefined, context: PrefillReplyContext) => PrefillReading;
   /** Edits that make the client's body the decode leg for a handle. */
   readonly decode: (context: DecodeContext) => Edits;
+}
+
+/** Where a decode engine takes KV, as the prefill engine dials it; one port of each kind a tensor-parallel rank. */
+export interface Receiver {
+  readonly host: string;
+  readonly initPorts: readonly number[];
+  readonly allocPorts: readonly number[];
+  /** Empty: P is told none. */
+  readonly queryPorts: readonly number[];
+}
+
+/** The client's request, for a connector that changes its API on the way. */
+export interface ClientRequest {
+  readonly api: Api;
+  readonly facts: BodyFacts;
+  readonly body: Uint8Array;
+  readonly scan: ScannedObject;
+}
+
+/** A member that a connector's protocol cannot carry. */
+export interface Uncarried {
+  readonly param: string;
+  /** Why, in words for the client. */
+  readonly message: string;
+}
+
+/** How many tokens the client wants; `max` undefined: as many as fit. */
+export type TokenLimits =
+  | { readonly kind: 'ok'; readonly max: number | undefined; readonly min: number }
+  /** Something that only an engine can judge. */
+  | { readonly kind: 'odd' };
+
+/** P generates the first token and writes its KV into a chosen D; D goes on from prompt and first token. */
+export interface FirstTokenConnector {
+  readonly runner: 'first-token';
+  readonly name: string;
+  /** The first member of the body that the protocol loses or falsifies. */
+  readonly uncarried: (request: ClientRequest) => Uncarried | undefined;
+  /** Members that could shape the prompt without `/tokenize` knowing: D then answers alone. */
+  readonly unproven: (request: ClientRequest) => boolean;
+  readonly readLimits: (request: ClientRequest) => TokenLimits;
+  /** Alternatives a token that the client's log probabilities show. */
+  readonly topLogprobs: (request: ClientRequest) => number;
+  readonly stops: (request: ClientRequest) => readonly string[];
+  /** Edits that make the client's body the prefill leg; `transferId` comes back in the notices. */
+  readonly prefill: (
+    request: ClientRequest,
+    promptTokenIds: readonly number[],
+    transferId: string,
+    receiver: Receiver,
+  ) => Edits;
+  /** Edits that make the client's body the decode leg for what is left after the first token. */
+  readonly decode: (
+    request: ClientRequest,
+    promptTokenIds: readonly number[],
+    firstToken: number,
+    max: number,
+  ) => Edits;
+  /** Edits that make the client's body a request that only takes the KV out of D's buffer. */
+  readonly drain: (request: ClientRequest, promptTokenIds: readonly number[], firstToken: number) => Edits;
 }

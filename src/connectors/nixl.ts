@@ -5,8 +5,8 @@ import type { Edits } from '../core/json-scan.ts';
 import { decodeKvTransferParams, encodeKvTransferParams } from '../core/kv-transfer.ts';
 import { replaceLoopbackHost } from '../core/remote-host.ts';
 import type {
-  Connector,
   DecodeContext,
+  HandleConnector,
   PrefillContext,
   PrefillReading,
   PrefillReplyContext,
@@ -22,7 +22,8 @@ const PREFILL_PARAMS = '{"do_remote_decode":true,"do_remote_prefill":false}';
 /** `min_tokens` above `max_tokens` and `stream_options` without `stream` are 400s; the rest only costs. */
 const PREFILL_DROPS = ['stream_options', 'min_tokens', 'logprobs', 'top_logprobs', 'echo'];
 
-export const nixl: Connector = {
+export const nixl: HandleConnector = {
+  runner: 'handles',
   name: 'nixl',
   order: 'prefill-then-decode',
   returnsHandles: true,

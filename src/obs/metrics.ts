@@ -75,6 +75,8 @@ export class Metrics {
   readonly #decodeHandles = this.#counter('baton_decode_handles_total');
   readonly #reuseAlarms = this.#counter('baton_reuse_alarms_total');
   readonly #releases = this.#counter('baton_releases_total');
+  readonly #notices = this.#counter('baton_lmcache_notices_total');
+  readonly #drains = this.#counter('baton_lmcache_drains_total');
 
   #readStore: () => StoreCounts | Promise<StoreCounts> = () => ({ entries: 0, releaseQueue: 0, pinnedBlocks: [] });
   #readQueueDepth: () => number = () => 0;
@@ -109,6 +111,16 @@ export class Metrics {
   /** All series in the Prometheus text format. */
   render(): Promise<string> {
     return this.#registry.metrics();
+  }
+
+  /** Counts a frame on the notice socket. */
+  noticed(result: string): void {
+    this.#notices.inc({ result: this.#word('result', result) });
+  }
+
+  /** Counts a transfer that nobody came for. */
+  drained(result: string): void {
+    this.#drains.inc({ result: this.#word('result', result) });
   }
 
   /** Replaces the set of model names that may become labels; at most 256 distinct ones ever do. */

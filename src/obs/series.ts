@@ -185,6 +185,18 @@ export const SERIES = [
     labels: [],
   },
   {
+    name: 'baton_lmcache_notices_total',
+    kind: 'counter',
+    help: 'Frames on the notice socket of the lmcache connector: matched, orphan (nobody waits for it), ignored, bad.',
+    labels: ['result'],
+  },
+  {
+    name: 'baton_lmcache_drains_total',
+    kind: 'counter',
+    help: "Transfers that no request came for, by what became of them: taken out of the decoder's buffer (sent), failed, nothing_sent.",
+    labels: ['result'],
+  },
+  {
     name: 'process_start_time_seconds',
     kind: 'gauge',
     help: 'Unix time at which this process began.',

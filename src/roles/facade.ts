@@ -17,6 +17,7 @@ import type { Logger } from '../obs/log.ts';
 import { createLogLimit } from '../obs/log-limit.ts';
 import type { Metrics } from '../obs/metrics.ts';
 import { batonErrorFrom } from '../rpc/errors.ts';
+import type { FirstTokenDeps } from '../services/first-token-deps.ts';
 import type { EngineHeaders } from '../services/hand-over.ts';
 import type { InstanceView } from '../services/instance-view.ts';
 import { RetryBudget } from '../services/retry-budget.ts';
@@ -34,13 +35,15 @@ export interface FacadeParts {
   readonly version: string;
   readonly engines: EngineClient;
   readonly engineHeaders: EngineHeadersOf;
+  /** Set where the connector hands over the first token. */
+  readonly firstToken: FirstTokenDeps | undefined;
   readonly storeHealth: (() => Promise<StoreHealth>) | undefined;
   readonly stack: AsyncDisposableStack;
 }
 
 /** Builds the facade; it does not listen yet. */
 export function buildFacadeOf(parts: FacadeParts): FastifyInstance {
-  const { config, view, router, metrics, log, version, engines, engineHeaders, storeHealth, stack } = parts;
+  const { config, view, router, metrics, log, version, engines, engineHeaders, firstToken, storeHealth, stack } = parts;
   const now = () => performance.now();
   const unhealthy = stack.use(new UnhealthyClock(view, now));
   const { timeouts } = config;
@@ -50,6 +53,7 @@ export function buildFacadeOf(parts: FacadeParts): FastifyInstance {
       router,
       engines,
       connectors: CONNECTORS,
+      ...(firstToken === undefined ? {} : { firstToken }),
       remoteHost: config.kv.remoteHost,
       engineHeaders,
       chainOf: (tokenIds, seed) => create(TokenChainSchema, buildChain(tokenIds, seed, sha256)),

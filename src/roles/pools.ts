@@ -18,11 +18,14 @@ export async function startSims(
   config: Config,
   stack: AsyncDisposableStack,
   log: Logger,
+  noticeAddress: string | undefined,
 ): Promise<readonly InstanceConfig[]> {
   const { prefill = 0, decode = 0 } = config.sim ?? {};
-  const pools = stack.use(await startSimPools({ prefill, decode, engine: SIM_ENGINE }));
+  const noticeEndpoint = `tcp://${noticeAddress?.replace(/^0\.0\.0\.0:/, '127.0.0.1:') ?? ''}`;
+  const lmcache = noticeAddress === undefined ? {} : ({ connector: 'lmcache', noticeEndpoint } as const);
+  const pools = stack.use(await startSimPools({ prefill, decode, engine: { ...SIM_ENGINE, ...lmcache } }));
   log.warn({ prefill, decode }, 'engines are simulated: answers are made up');
-  return [...pools.prefill, ...pools.decode].map(({ url, role }) => ({
+  return [...pools.prefill, ...pools.decode].map(({ url, role, receiverPorts: { init, alloc } }) => ({
     id: new URL(url).host,
     url,
     role,
@@ -33,6 +36,7 @@ export async function startSims(
     decoderTtlMs: SIM_ENGINE.decoderTtlMs,
     bidirectional: 'auto',
     loadFailurePolicy: 'fail',
+    ...(noticeAddress === undefined || role !== 'decode' ? {} : { lmcache: { initPorts: init, allocPorts: alloc } }),
   }));
 }
 

@@ -24,6 +24,16 @@ export class BidirectionalTrials {
     return this.#answer(prefill, decodeId) !== 'no';
   }
 
+  /** Whether a leg with a handle needs no trial: what may stand in for another instance must be known to read. */
+  isProven(prefill: Instance, decodeId: string): boolean {
+    return this.#answer(prefill, decodeId) === 'go';
+  }
+
+  /** Whether the instance has hung on a handle of that decode instance. */
+  isBarred(prefill: Instance, decodeId: string): boolean {
+    return this.#barredPairs.has(pairKey(prefill, decodeId));
+  }
+
   /** Asks for a leg with a handle from `decodeId`; a `trial` is open until `settle`. */
   admit(prefill: Instance, decodeId: string): Admission {
     const answer = this.#answer(prefill, decodeId);
@@ -34,7 +44,7 @@ export class BidirectionalTrials {
   #answer(prefill: Instance, decodeId: string): Admission {
     const setting = prefill.kv?.bidirectional ?? 'auto';
     if (setting === 'off' || prefill.kv?.loadFailurePolicy === 'recompute') return 'no';
-    if (this.#barredPairs.has(pairKey(prefill, decodeId))) return 'no';
+    if (this.isBarred(prefill, decodeId)) return 'no';
     const state = this.#state(prefill);
     if (state.known === 'off' && setting !== 'on') return 'no';
     if (setting === 'on' || state.known === 'on') return 'go';

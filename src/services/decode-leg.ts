@@ -52,6 +52,8 @@ export type DecodeResult = RelayedLeg | BrokenLeg | FailedLeg | RefusedLeg | Gon
 export interface DecodeLegOptions {
   readonly auth: LegAuth;
   readonly mute: MuteSpec;
+  /** Turns the engine's reply into the client's, for connectors that change the API; by default they are the same. */
+  readonly reshape?: ReplyReshaper;
   /** Keep the token ids of prompt and reply. */
   readonly captureTokens: boolean;
   /** Headers baton adds to the reply; they win over the engine's. */
@@ -68,6 +70,12 @@ export interface DecodeLegOptions {
   /** True when the engine has failed its health checks for so long that waiting for it is hopeless. */
   readonly isHopeless: () => boolean;
   readonly now: () => number;
+}
+
+/** What a reply goes through before anything else looks at it. */
+export interface ReplyReshaper {
+  readonly event: (event: Uint8Array) => Uint8Array;
+  readonly whole: (body: Uint8Array) => Uint8Array;
 }
 
 /** An event is kept until its blank line arrives; a larger one is a fault of the engine. */
@@ -188,7 +196,8 @@ class DecodeLeg {
   }
 
   /** @returns false when the leg is over. */
-  #onEvent(raw: Uint8Array): boolean {
+  #onEvent(sent: Uint8Array): boolean {
+    const raw = this.#options.reshape?.event(sent) ?? sent;
     const facts = readEvent(raw);
     this.#note(facts);
     // Nothing can follow the end marker: without content before it there is nothing to show.
@@ -264,10 +273,11 @@ class DecodeLeg {
   }
 
   #endWhole(): void {
-    const { auth, mute, headers, now } = this.#options;
-    const body = concat(this.#kept, this.#keptBytes);
-    const problem = classifyStatus(this.#status, this.#headers, body, auth);
+    const { auth, mute, headers, now, reshape } = this.#options;
+    const sent = concat(this.#kept, this.#keptBytes);
+    const problem = classifyStatus(this.#status, this.#headers, sent, auth);
     if (problem !== undefined) return this.#settle(problem);
+    const body = reshape?.whole(sent) ?? sent;
     const reply = readReply(body);
     if (reply.kind === 'invalid') {
       const refusal = ownRefusal('ENGINE_REPLY_INVALID', 'The engine answered with something that is no JSON object.');

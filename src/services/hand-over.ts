@@ -2,19 +2,16 @@ import { randomUUID } from 'node:crypto';
 import { create } from '@bufbuild/protobuf';
 import type { Client } from '@connectrpc/connect';
 import {
-  Leg,
-  LegEnding,
   type LegReport,
   type Plan,
   PlanMode,
   PlanRouteRequestSchema,
   RequestFactsSchema,
-  ReuseOutcome,
   type Router,
   type Target,
 } from '../../gen/baton/v1/router_pb.ts';
 import { PromptTokensSchema, type TokenChain } from '../../gen/baton/v1/tokens_pb.ts';
-import type { CheckedHandle, Connector } from '../connectors/connector.ts';
+import type { CheckedHandle, Connector, HandleConnector } from '../connectors/connector.ts';
 import { BatonError } from '../core/errors.ts';
 import { type Api, type BodyFacts, CONSUMED_MEMBERS, type LocalReason, REFUSED_MEMBERS } from '../core/facts.ts';
 import type { Edits, ScannedObject } from '../core/json-scan.ts';
@@ -24,11 +21,13 @@ import type { EngineClient, LegRequest } from '../engine/client.ts';
 import type { ClientSink } from './client-sink.ts';
 import { type DecodeResult, type ReplyFacts, runDecodeLeg } from './decode-leg.ts';
 import { toDuration, toMs } from './durations.ts';
+import type { FirstTokenDeps } from './first-token-deps.ts';
+import { handOverFirstToken } from './first-token-hand-over.ts';
 import { type LegAuth, type Refusal, refusalOf } from './leg.ts';
-import { LegBook } from './leg-book.ts';
-import { DEFAULT_LEASE_MS, type Prefilled, PrefillPhase, readFor, type Warm } from './prefill-phase.ts';
+import { describePlan, LegBook } from './leg-book.ts';
+import { DEFAULT_LEASE_MS, type Prefilled, PrefillPhase, readFor, warmOf } from './prefill-phase.ts';
 import type { RetryBudget } from './retry-budget.ts';
-import { modeName, outcomeName } from './router.ts';
+import { outcomeName } from './router.ts';
 import { tokenizePrompt } from './tokenize.ts';
 
 /** A scanned client request, ready to be handed over. */
@@ -70,6 +69,8 @@ export interface HandOverDeps {
   readonly router: Client<typeof Router>;
   readonly engines: EngineClient;
   readonly connectors: Readonly<Record<string, Connector>>;
+  /** What a connector that hands the first token over needs besides; undefined where none is used. */
+  readonly firstToken?: FirstTokenDeps;
   readonly remoteHost: RemoteHostRule;
   /** Headers with the credential for an instance, and whose it is. */
   readonly engineHeaders: (instanceId: string, authorization: string | undefined) => EngineHeaders;
@@ -128,13 +129,6 @@ const SEVERAL_CHOICES: ReadonlySet<string> = new Set(['n', 'multi_prompt', 'beam
 /** The client's body without what only baton understands. */
 const ALONE: Edits = { set: new Map(), drop: new Set([...CONSUMED_MEMBERS, ...REFUSED_MEMBERS]) };
 
-const BROKEN_ENDINGS = {
-  reset: LegEnding.RESET,
-  cut: LegEnding.RESET,
-  idle: LegEnding.TIMEOUT,
-  engine_error: LegEnding.SERVER_ERROR,
-} as const;
-
 const LEASE_RAN_OUT = new BatonError({
   reason: 'ENGINE_TIMEOUT',
   message: 'The decode engine could not be reached before the hand-over ran out.',
@@ -149,7 +143,12 @@ export async function handOver(
   deps.retryBudget.earn();
   const planned = await planRoute(deps, request, sink);
   if (planned.kind === 'ended') return planned.report;
-  return new HandOver(deps, request, sink, planned.plan, planned.promptTokenIds).run();
+  const { plan, promptTokenIds } = planned;
+  if (deps.firstToken === undefined || plan.mode === PlanMode.AGGREGATED) {
+    return new HandOver(deps, request, sink, plan, promptTokenIds).run();
+  }
+  const runAlone = (changed: Plan) => new HandOver(deps, request, sink, changed, []).run();
+  return handOverFirstToken(deps, deps.firstToken, request, sink, plan, runAlone);
 }
 
 type Planned =
@@ -221,7 +220,7 @@ class HandOver {
   readonly #plan: Plan;
   readonly #book: LegBook;
   /** Undefined for modes with one leg. */
-  readonly #connector: Connector | undefined;
+  readonly #connector: HandleConnector | undefined;
   readonly #prefill: PrefillPhase | undefined;
   #decodeId: string | undefined;
   #noHandle: string | undefined;
@@ -240,8 +239,8 @@ class HandOver {
     this.#book = new LegBook(deps, request, plan);
     if (plan.mode !== PlanMode.PREFILL_DECODE && plan.mode !== PlanMode.PREFILL_DECODE_REUSE) return;
     const connector = deps.connectors[plan.connector];
-    if (connector === undefined) {
-      throw new BatonError({ reason: 'INTERNAL', message: `The plan names an unknown connector "${plan.connector}".` });
+    if (connector?.runner !== 'handles') {
+      throw new BatonError({ reason: 'INTERNAL', message: `This facade is not set up for "${plan.connector}".` });
     }
     this.#connector = connector;
     this.#prefill = new PrefillPhase(deps, request, sink, this.#book, connector, warmOf(plan, promptTokenIds));
@@ -356,7 +355,7 @@ class HandOver {
       isHopeless: () => unhealthyForMs(target.instanceId) >= hopelessMs,
       now,
     });
-    this.#noteDecode(target, result, startedAt);
+    this.#book.noteDecode(target, result, startedAt);
     return result;
   }
 
@@ -367,45 +366,9 @@ class HandOver {
     return this.#connector.decode({ api: this.#request.api, handle, promptTokenIds, captureTokens });
   }
 
-  #noteDecode(target: Target, result: DecodeResult, startedAt: number): void {
-    switch (result.kind) {
-      case 'relayed':
-        return this.#book.note(Leg.DECODE, target, LegEnding.OK, startedAt, {
-          httpStatus: result.facts.status,
-          contentShown: true,
-        });
-      case 'broken':
-        return this.#book.note(Leg.DECODE, target, BROKEN_ENDINGS[result.reason], startedAt, {
-          httpStatus: result.facts.status,
-          contentShown: true,
-        });
-      case 'refused':
-        return this.#book.note(Leg.DECODE, target, LegEnding.CLIENT_ERROR, startedAt, {
-          httpStatus: result.refusal.status,
-        });
-      case 'gone':
-        return this.#book.note(Leg.DECODE, target, LegEnding.ABORTED, startedAt);
-      case 'failed':
-        return this.#book.noteFailure(Leg.DECODE, target, result, startedAt);
-    }
-  }
-
   #replyHeaders(): Record<string, string> {
     const { requestId, debug } = this.#request;
-    return { 'x-request-id': requestId, ...(debug ? { 'x-baton-plan': this.#describePlan() } : {}) };
-  }
-
-  /** What `x-baton-plan` says: mode, why, reuse outcome and matched tokens; no ids or addresses. */
-  #describePlan(): string {
-    const { mode, reason, prefillHandle } = this.#plan;
-    const parts = [
-      `mode=${modeName(mode)}`,
-      `reason=${reason}`,
-      `outcome=${outcomeName(this.#book.outcome)}`,
-      `matched=${prefillHandle?.matchedTokens ?? 0}`,
-    ];
-    if (this.#noHandle !== undefined) parts.push(`no_handle=${this.#noHandle}`);
-    return parts.join('; ');
+    return { 'x-request-id': requestId, ...(debug ? { 'x-baton-plan': describePlan(this.#book, this.#noHandle) } : {}) };
   }
 
   #end(ending: HandOverReport['ending'], refusal: Refusal | undefined, reply: ReplyFacts | undefined): HandOverReport {
@@ -424,18 +387,6 @@ class HandOver {
       legs,
     };
   }
-}
-
-/** The stored handle that the plan gives to a prefill leg. */
-function warmOf({ prefillHandle, reuseOutcome }: Plan, promptTokenIds: readonly number[]): Warm | undefined {
-  const params = prefillHandle?.params;
-  const isHit = reuseOutcome === ReuseOutcome.HIT || reuseOutcome === ReuseOutcome.HIT_CUT;
-  if (prefillHandle === undefined || params === undefined || !isHit) return undefined;
-  return {
-    handle: { params, promptTokenIds },
-    instanceIds: new Set(prefillHandle.instanceIds),
-    deadlineMs: toMs(prefillHandle.deadline),
-  };
 }
 
 function targets(first: Target | undefined, fallbacks: readonly Target[]): readonly Target[] {

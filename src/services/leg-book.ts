@@ -1,6 +1,6 @@
 import { create } from '@bufbuild/protobuf';
 import {
-  type Leg,
+  Leg,
   LegEnding,
   type LegReport,
   LegReportSchema,
@@ -13,10 +13,11 @@ import type { LegTarget } from '../connectors/connector.ts';
 import { type Edits, spliceObject } from '../core/json-scan.ts';
 import { decodeKvTransferParams } from '../core/kv-transfer.ts';
 import type { LegRequest } from '../engine/client.ts';
-import type { ReplyFacts } from './decode-leg.ts';
+import type { DecodeResult, ReplyFacts } from './decode-leg.ts';
 import { toDuration } from './durations.ts';
 import type { GenerateRequest, HandOverDeps } from './hand-over.ts';
 import type { FailedLeg, LegAuth } from './leg.ts';
+import { modeName, outcomeName } from './router.ts';
 
 /** Repeats of one request after which its failure is taken for final. */
 const MAX_RETRIES = 4;
@@ -33,6 +34,13 @@ const FAILED_ENDINGS: Readonly<Record<FailedLeg['cause'], LegEnding>> = {
   unhealthy: LegEnding.TIMEOUT,
   status: LegEnding.SERVER_ERROR,
 };
+
+const BROKEN_ENDINGS = {
+  reset: LegEnding.RESET,
+  cut: LegEnding.RESET,
+  idle: LegEnding.TIMEOUT,
+  engine_error: LegEnding.SERVER_ERROR,
+} as const;
 
 /** The legs of one request: makes them, counts repeats, keeps what is told of them and tells the router. */
 export class LegBook {
@@ -54,9 +62,14 @@ export class LegBook {
     this.outcome = plan.reuseOutcome;
   }
 
-  /** A leg to `target`: the client's bytes with the connector's edits. */
-  makeRequest(target: Target, edits: Edits, fresh: boolean): { request: LegRequest; auth: LegAuth } {
-    const { body, scan, path, requestId, authorization, headers } = this.#request;
+  /** A leg to `target`: the client's bytes with the connector's edits, to `path` where the connector changes the API. */
+  makeRequest(
+    target: Target,
+    edits: Edits,
+    fresh: boolean,
+    path = this.#request.path,
+  ): { request: LegRequest; auth: LegAuth } {
+    const { body, scan, requestId, authorization, headers } = this.#request;
     const credential = this.#deps.engineHeaders(target.instanceId, authorization);
     const request: LegRequest = {
       url: target.url,
@@ -94,6 +107,29 @@ export class LegBook {
     this.note(leg, target, busy ? LegEnding.BUSY : FAILED_ENDINGS[result.cause], startedAt, { httpStatus, warm });
     // Other requests should not have to find out by themselves.
     if (result.cause === 'not_sent') this.report(false, 0, undefined);
+  }
+
+  noteDecode(target: Target, result: DecodeResult, startedAt: number): void {
+    switch (result.kind) {
+      case 'relayed':
+        return this.note(Leg.DECODE, target, LegEnding.OK, startedAt, {
+          httpStatus: result.facts.status,
+          contentShown: true,
+        });
+      case 'broken':
+        return this.note(Leg.DECODE, target, BROKEN_ENDINGS[result.reason], startedAt, {
+          httpStatus: result.facts.status,
+          contentShown: true,
+        });
+      case 'refused':
+        return this.note(Leg.DECODE, target, LegEnding.CLIENT_ERROR, startedAt, {
+          httpStatus: result.refusal.status,
+        });
+      case 'gone':
+        return this.note(Leg.DECODE, target, LegEnding.ABORTED, startedAt);
+      case 'failed':
+        return this.noteFailure(Leg.DECODE, target, result, startedAt);
+    }
   }
 
   /** Off the client's path: nobody waits for it, and a router that is away costs nothing but the news. */
@@ -137,6 +173,19 @@ export interface NoteDetails {
   readonly httpStatus?: number;
   readonly contentShown?: boolean;
   readonly warm?: boolean;
+}
+
+/** What `x-baton-plan` says: mode, why, reuse outcome and matched tokens; no ids or addresses. */
+export function describePlan({ plan, outcome }: LegBook, noHandle: string | undefined): string {
+  const { mode, reason, prefillHandle } = plan;
+  const parts = [
+    `mode=${modeName(mode)}`,
+    `reason=${reason}`,
+    `outcome=${outcomeName(outcome)}`,
+    `matched=${prefillHandle?.matchedTokens ?? 0}`,
+  ];
+  if (noHandle !== undefined) parts.push(`no_handle=${noHandle}`);
+  return parts.join('; ');
 }
 
 /** What a connector may know of a target. */

@@ -1,5 +1,5 @@
-import { Leg, LegEnding, ReuseOutcome, type Target } from '../../gen/baton/v1/router_pb.ts';
-import type { Connector, PrefillReading, WarmHandle } from '../connectors/connector.ts';
+import { Leg, LegEnding, type Plan, ReuseOutcome, type Target } from '../../gen/baton/v1/router_pb.ts';
+import type { HandleConnector, PrefillReading, WarmHandle } from '../connectors/connector.ts';
 import { BatonError } from '../core/errors.ts';
 import { findMember } from '../core/json-scan.ts';
 import { readReply } from '../core/reply.ts';
@@ -50,7 +50,7 @@ export class PrefillPhase {
   readonly #request: GenerateRequest;
   readonly #sink: ClientSink;
   readonly #book: LegBook;
-  readonly #connector: Connector;
+  readonly #connector: HandleConnector;
   #warm: Warm | undefined;
   /** The instance that was asked last. */
   instanceId: string | undefined;
@@ -62,7 +62,7 @@ export class PrefillPhase {
     request: GenerateRequest,
     sink: ClientSink,
     book: LegBook,
-    connector: Connector,
+    connector: HandleConnector,
     warm: Warm | undefined,
   ) {
     this.#deps = deps;
@@ -196,9 +196,21 @@ export class PrefillPhase {
   }
 }
 
+/** The stored handle that the plan gives to a prefill leg. */
+export function warmOf({ prefillHandle, reuseOutcome }: Plan, promptTokenIds: readonly number[]): Warm | undefined {
+  const params = prefillHandle?.params;
+  const isHit = reuseOutcome === ReuseOutcome.HIT || reuseOutcome === ReuseOutcome.HIT_CUT;
+  if (prefillHandle === undefined || params === undefined || !isHit) return undefined;
+  return {
+    handle: { params, promptTokenIds },
+    instanceIds: new Set(prefillHandle.instanceIds),
+    deadlineMs: toMs(prefillHandle.deadline),
+  };
+}
+
 /** P's handle as one D is to get it, or why that D must not. */
 export function readFor(
-  connector: Connector,
+  connector: HandleConnector,
   deps: HandOverDeps,
   raw: Uint8Array | undefined,
   prefill: Target,

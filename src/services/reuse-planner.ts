@@ -8,6 +8,7 @@ import {
   type KVCacheStore,
   type Miss,
   MissReason,
+  type TakeEntryRequest,
   TakeEntryRequestSchema,
   type TakeEntryResponse,
   type TakenEntry,
@@ -82,6 +83,8 @@ const TRIAL_MS = 30_000;
 /** A claim outlives the leg that uses it by this much, so that its end can be reported. */
 const CLAIM_SLACK_MS = 30_000;
 const MAX_CLAIM_MS = 3_600_000;
+/** Longest time for asking after a claim, off every client's path. */
+const GIVE_BACK_MS = 2000;
 
 const MISS_OUTCOMES: Readonly<Record<number, ReuseOutcome>> = {
   [MissReason.EXPIRED]: ReuseOutcome.MISS_EXPIRED,
@@ -220,8 +223,11 @@ export class ReusePlanner {
       if (admission === 'trial') this.#trials.settle(reader, ownerId, 'other');
       return step;
     }
-    // While the reader is on trial no other instance gets the handle in its place.
-    const others = admission === 'trial' || guard !== 'exact' ? [] : readers.slice(1);
+    // While the reader is on trial no other instance gets the handle in its place, and none that would need a trial ever.
+    const others =
+      admission === 'trial' || guard !== 'exact'
+        ? []
+        : readers.slice(1).filter((other) => this.#trials.isProven(other, step.ownerId));
     const prefill = [reader, ...others];
     step.handle.instanceIds = prefill.map(({ id }) => id);
     return { ...step, prefill };
@@ -252,6 +258,7 @@ export class ReusePlanner {
     try {
       answer = await this.#store.takeEntry(message, this.#budget(request.signal));
     } catch {
+      this.#giveBack(message);
       return cold(ReuseOutcome.MISS_STORE_UNAVAILABLE, ownerId);
     }
     if (answer.result.case !== 'taken') {
@@ -261,12 +268,27 @@ export class ReusePlanner {
     return this.#useTaken(answer.result.value, reader, tokenIds.length, admission);
   }
 
+  /** A take whose answer got lost may have happened: its repeat tells the claim, which would else stay open. */
+  #giveBack(message: TakeEntryRequest): void {
+    this.#store
+      .takeEntry(message, { timeoutMs: GIVE_BACK_MS })
+      .then(({ result }) => {
+        if (result.case === 'taken') this.release(result.value.claimId, 'answer_lost');
+      })
+      .catch(() => undefined);
+  }
+
   async #useTaken(taken: TakenEntry, reader: Instance, promptTokens: number, admission: Admission): Promise<ReuseStep> {
     const { entry, handle, matchedTokens, claimId } = taken;
     const owner = entry === undefined ? undefined : this.#livingOwner(entry);
     if (entry === undefined || handle === undefined || owner === undefined) {
       this.commit(claimId);
       return cold(ReuseOutcome.MISS_OWNER_GONE);
+    }
+    // The entry that matches best may be another owner's than the one that the reader was chosen for.
+    if (this.#trials.isBarred(reader, owner.id)) {
+      this.release(claimId, 'not_sent');
+      return cold(ReuseOutcome.MISS_DISABLED, owner.id);
     }
     const exact = this.#settings.guard === 'exact';
     const whole = !exact || matchedTokens >= entry.storedTokens;

@@ -99,11 +99,17 @@ export class Reuse {
   ): Promise<PreparedReuse | { readonly kind: 'need-tokens'; readonly instance: Instance }> {
     const { facts, decision } = request;
     if (decision.mode !== PlanMode.PREFILL_DECODE) return this.#local(request);
-    const step = await this.#parts.planner.plan({ ...request, prefill: decision.prefill });
+    const step = await this.#parts.planner.plan({ ...request, prefill: this.#boundFirst(request) });
     if (step.kind === 'need-tokens') return step;
     const hit = step.kind === 'hit' ? step : undefined;
     const preferred = this.#prefer(request, step);
     return this.#prepared(facts, preferred, step.outcome, hit);
+  }
+
+  /** A bound conversation's prefill instance comes before all others, also where a handle is to be read. */
+  #boundFirst({ facts, decision }: PrepareRequest): readonly Instance[] {
+    if (!this.#options.clientBound || lookupIds(facts).length === 0) return decision.prefill;
+    return first(decision.prefill, [this.#parts.memory.get(this.#parts.planner.memoryKey(facts))?.prefillId]);
   }
 
   /** One leg: nothing is taken, the stored handle stays good for a later turn. */

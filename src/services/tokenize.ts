@@ -16,14 +16,29 @@ export interface TokenizeRequest {
   readonly signal: AbortSignal;
 }
 
+/** A prompt as an engine sees it. */
+export interface TokenizedPrompt {
+  readonly ids: readonly number[];
+  /** The engine's context window; undefined where it was not asked. */
+  readonly maxModelLen: number | undefined;
+}
+
 /**
  * The token ids of a request's prompt: as the client sent them, or as an engine's `/tokenize` renders them. Empty where
  * they cannot be learnt in time; then nothing is proven and nothing is reused.
  */
 export async function tokenizePrompt(engines: EngineClient, request: TokenizeRequest): Promise<readonly number[]> {
+  return (await tokenize(engines, request))?.ids ?? [];
+}
+
+/** As {@link tokenizePrompt}, with what else the engine told; undefined where nothing can be learnt in time. */
+export async function tokenize(
+  engines: EngineClient,
+  request: TokenizeRequest,
+): Promise<TokenizedPrompt | undefined> {
   const { api, body, scan, url, headers, timeoutMs, signal } = request;
   const given = api === 'completions' ? idsOf(body, scan) : undefined;
-  if (given !== undefined) return given;
+  if (given !== undefined) return { ids: given, maxModelLen: undefined };
   const result = await runWholeLeg(
     engines,
     {
@@ -35,8 +50,8 @@ export async function tokenizePrompt(engines: EngineClient, request: TokenizeReq
     },
     { timeoutMs, signal, now: () => 0 },
   );
-  if (result.kind !== 'reply' || result.status !== 200) return [];
-  return tokensOf(new TextDecoder().decode(result.body));
+  if (result.kind !== 'reply' || result.status !== 200) return undefined;
+  return readTokens(new TextDecoder().decode(result.body));
 }
 
 /** A completions prompt that is one list of token ids already. */
@@ -49,13 +64,14 @@ function idsOf(body: Uint8Array, scan: ScannedObject): readonly number[] | undef
   return isIdList(ids) ? ids : [];
 }
 
-function tokensOf(text: string): readonly number[] {
+function readTokens(text: string): TokenizedPrompt | undefined {
   try {
     const reply: unknown = JSON.parse(text);
-    if (typeof reply !== 'object' || reply === null || !('tokens' in reply)) return [];
-    return isIdList(reply.tokens) ? reply.tokens : [];
+    if (typeof reply !== 'object' || reply === null || !('tokens' in reply) || !isIdList(reply.tokens)) return undefined;
+    const window = 'max_model_len' in reply ? reply.max_model_len : undefined;
+    return { ids: reply.tokens, maxModelLen: typeof window === 'number' && window > 0 ? window : undefined };
   } catch {
-    return [];
+    return undefined;
   }
 }
 

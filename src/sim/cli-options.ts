@@ -55,7 +55,29 @@ export const simFlags: readonly SimFlag[] = [
     value: 'name',
     description: 'KV connector',
     default: 'nixl',
-    choices: ['nixl', 'none'],
+    choices: ['nixl', 'lmcache', 'none'],
+  },
+  {
+    flag: 'notices',
+    kind: 'text',
+    value: 'tcp://host:port',
+    description: 'where an LMCache prefill engine sends its notices',
+    default: undefined,
+  },
+  { flag: 'ranks', kind: 'number', value: 'n', description: 'LMCache tensor-parallel ranks', default: '1' },
+  {
+    flag: 'init-port',
+    kind: 'text',
+    value: 'port,...',
+    description: 'LMCache handshake ports of a decode engine, one a rank',
+    default: undefined,
+  },
+  {
+    flag: 'alloc-port',
+    kind: 'text',
+    value: 'port,...',
+    description: 'LMCache allocation ports, one a rank',
+    default: undefined,
   },
   { flag: 'block-size', kind: 'number', value: 'tokens', description: 'tokens per KV block', default: '16' },
   { flag: 'num-blocks', kind: 'number', value: 'n', description: 'KV blocks', default: '16384' },
@@ -174,6 +196,13 @@ export function readSimOptions(values: SimFlagValues): SimOptions {
     if (found === undefined) throw new Error(`--${flag} must be one of ${allowed.join(', ')}`);
     return found;
   };
+  const ports = (flag: string): readonly number[] | undefined => {
+    const list = text(flag)?.split(',').map(Number);
+    if (list?.every((port) => Number.isInteger(port) && port >= 0 && port < 65_536) === false) {
+      throw new Error(`--${flag} must be ports`);
+    }
+    return list;
+  };
   const given = values['model'];
   const models = Array.isArray(given) ? given.map(String) : [text('model') ?? ''];
   const options = {
@@ -186,7 +215,11 @@ export function readSimOptions(values: SimFlagValues): SimOptions {
     models: models.map(readModel),
     version: text('engine-version'),
     engineId: text('engine-id'),
-    connector: choice('connector', ['nixl', 'none']),
+    connector: choice('connector', ['nixl', 'lmcache', 'none']),
+    noticeEndpoint: text('notices'),
+    ranks: number('ranks'),
+    initPorts: ports('init-port'),
+    allocPorts: ports('alloc-port'),
     blockSize: number('block-size'),
     numBlocks: number('num-blocks'),
     maxModelLen: number('max-model-len'),

@@ -1,28 +1,28 @@
 import { BlockPool } from './blocks.ts';
 import { type SimClock, sleepOn } from './clock.ts';
 import { buildHandle } from './handle.ts';
+import { startHeartbeat } from './heartbeat.ts';
 import { isObject, isTruthy } from './json.ts';
 import { type KvLoad, type PullTarget, planLoad, readTarget } from './kv-params.ts';
+import { LmcacheSide } from './lmcache-side.ts';
 import type { SimConfig } from './options.ts';
+import type { ReceiverPorts } from './pd-buffer.ts';
 import { PeerService } from './peer-service.ts';
 import { PinTable } from './pins.ts';
 import { sampleLetter, sampleToken } from './sampler.ts';
-import { EngineError, type EngineRequest, type EngineResult, type ForcedToken, Sequence } from './sequence.ts';
+import {
+  EngineError,
+  type EngineRequest,
+  type EngineResult,
+  type ForcedToken,
+  type Run,
+  Sequence,
+} from './sequence.ts';
 import { SideChannelClient, SideChannelServer } from './side-channel.ts';
 import { createStats } from './stats.ts';
 import { special } from './tokenizer.ts';
 
 const yieldEvery = 256;
-
-interface Run {
-  readonly request: EngineRequest;
-  readonly sequence: Sequence;
-  readonly stop: AbortController;
-  failure: 'dead' | 'aborted' | undefined;
-  wake: (() => void) | undefined;
-  phase: 'waiting' | 'loading' | 'running' | 'hung';
-  scheduled: boolean;
-}
 
 /**
  * One life of an engine: block pool, prefix cache, queue, pins, and the side channel to peers. A restart is a new object.
@@ -37,6 +37,9 @@ export class Engine {
   sidePort = 0;
   dead = false;
   deathReason: string | undefined;
+  /** Only with the LMCache connector. */
+  readonly lmcache: LmcacheSide | undefined;
+  receiver: ReceiverPorts = { init: [], alloc: [] };
   private readonly config: SimConfig;
   private readonly clock: SimClock;
   private readonly runs = new Set<Run>();
@@ -71,6 +74,7 @@ export class Engine {
       monotonicSeconds: () => this.monotonicSeconds(),
     });
     this.side = new SideChannelServer((request) => service.answer(request));
+    this.lmcache = config.connector === 'lmcache' ? new LmcacheSide(config, this.compat, this.peers) : undefined;
   }
 
   /** What two engines must share to exchange KV. */
@@ -79,9 +83,10 @@ export class Engine {
     return `${this.config.version} ${base} ${this.config.blockSize} ${this.config.tokenizer}`;
   }
 
-  /** Opens the side channel on the port (0 = any); rejects if it is in use. */
-  async listen(port: number): Promise<void> {
+  /** Opens the side channel and the receiver's ports (0 = any); rejects if one is in use. */
+  async listen(port: number, receiver: ReceiverPorts): Promise<void> {
     this.sidePort = await this.side.listen(this.config.sideHost, port);
+    if (this.lmcache !== undefined) this.receiver = await this.lmcache.listen(receiver);
   }
 
   /** Ends this life: running requests fail, peers lose their connections, KV is gone. */
@@ -89,6 +94,7 @@ export class Engine {
     this.killRuns(undefined);
     this.pins.clear();
     this.peers.close();
+    await this.lmcache?.close();
     await this.side.close();
   }
 
@@ -169,7 +175,8 @@ export class Engine {
 
   private async execute(run: Run): Promise<EngineResult> {
     const { request, sequence } = run;
-    const kv = this.config.connector === 'none' ? undefined : request.kv;
+    const { lmcache } = this;
+    const kv = this.config.connector === 'nixl' ? request.kv : undefined;
     const loadsPrompt = kv !== undefined && isTruthy(kv['do_remote_prefill']);
     try {
       await this.admit(run);
@@ -183,7 +190,12 @@ export class Engine {
     this.stats.prefixQueries += promptTokens;
     this.stats.prefixHits += sequence.hitTokens;
 
-    let ready = sequence.hitTokens;
+    const fatal = lmcache?.whyFatal(request);
+    if (fatal !== undefined) {
+      this.die(fatal);
+      throw new EngineError('dead');
+    }
+    let ready = lmcache?.receive(sequence, request) ?? sequence.hitTokens;
     if (kv !== undefined && !request.skipCache) {
       const load = planLoad(kv, {
         promptTokens,
@@ -207,10 +219,16 @@ export class Engine {
     const cachedTokens = loadsPrompt && external > 0 && typeof reported === 'number' ? reported : ready;
     const createdTokens = Math.max(0, Math.floor(promptTokens / this.config.blockSize) * this.config.blockSize - ready);
     await this.prefill(run, Math.min(ready, promptTokens - 1));
+    const sent = lmcache?.send(sequence, request);
     request.onStart?.();
     const { finish, stopReason } = await this.decode(run);
 
     const output = sequence.tokens.slice(promptTokens);
+    if (finish !== 'abort' && kv !== undefined && !isTruthy(kv['do_remote_decode'])) await this.draft(run);
+    if (lmcache !== undefined && sent !== undefined) {
+      const handle = await lmcache.reply(request, output, sent);
+      return { finish, stopReason, output, cachedTokens, createdTokens, handle };
+    }
     const handle = finish === 'abort' || kv === undefined ? null : this.pin(run, kv, output.length, cachedTokens);
     return { finish, stopReason, output, cachedTokens, createdTokens, handle };
   }
@@ -220,13 +238,13 @@ export class Engine {
     if ((first || this.queue.length === 0) && this.tryStart(run)) return;
     if (first) this.queue.unshift(run);
     else this.queue.push(run);
-    const beat = this.startHeartbeat(run);
+    const endBeats = startHeartbeat(run.request.kv, this.peers, this.clock, this.config.kvLeaseMs / 6);
     await new Promise<void>((resolve) => {
       run.wake = resolve;
       if (run.failure !== undefined) resolve();
     });
     run.wake = undefined;
-    this.clock.clearTimeout(beat());
+    endBeats();
     const index = this.queue.indexOf(run);
     if (index >= 0) this.queue.splice(index, 1);
   }
@@ -254,21 +272,6 @@ export class Engine {
     } finally {
       this.pumping = false;
     }
-  }
-
-  /** A queued decode request keeps the producer's lease alive; returns a getter of the pending timer. */
-  private startHeartbeat(run: Run): () => unknown {
-    const { kv } = run.request;
-    const target = kv !== undefined && isTruthy(kv['do_remote_prefill']) ? readTarget(kv) : undefined;
-    let timer: unknown;
-    if (target === undefined || !isTruthy(kv?.['tp_size'])) return () => timer;
-    const send = (): void => {
-      const beat = { op: 'beat', engineId: target.engineId, requestIds: [target.requestId] } as const;
-      void this.peers.ask(target.host, target.port, beat);
-      timer = this.clock.setTimeout(send, this.config.kvLeaseMs / 6);
-    };
-    send();
-    return () => timer;
   }
 
   private async load(run: Run, load: KvLoad): Promise<number> {
@@ -302,7 +305,7 @@ export class Engine {
   }
 
   private async pull(run: Run, load: Extract<KvLoad, { kind: 'pull' }>): Promise<number> {
-    const { sequence, request } = run;
+    const { sequence } = run;
     const { target, tokens, blocks } = load;
     run.phase = 'loading';
     this.stats.externalQueries += tokens;
@@ -323,22 +326,11 @@ export class Engine {
     }
     await this.notifyDone(target);
     this.check(run);
-    const { blockSize } = this.config;
-    const firstBlock = Math.floor(sequence.hitTokens / blockSize);
-    let wrong = 0;
-    for (let i = 0; i < blocks * blockSize; i += 1) {
-      const position = sequence.hitTokens + i;
-      const token = reply.slots.tokens[i] ?? -1;
-      const from = reply.slots.positions[i] ?? -1;
-      const block = sequence.blocks[firstBlock + Math.floor(i / blockSize)] ?? 0;
-      this.pool.write(block, i % blockSize, token, from, reply.slots.cells[i] ?? 0);
-      if (i < tokens && (token !== request.prompt[position] || from !== position)) wrong += 1;
-    }
+    const wrong = sequence.store(reply.slots, sequence.hitTokens, blocks * this.config.blockSize, tokens);
     this.stats.pulls += 1;
     this.stats.pulledTokens += tokens;
     this.stats.mismatchedTokens += wrong;
     if (wrong > 0) this.stats.mismatchedPulls += 1;
-    sequence.fileBlocks(firstBlock, sequence.hitTokens + tokens);
     return sequence.hitTokens + tokens;
   }
 
@@ -383,12 +375,26 @@ export class Engine {
       const isLast = endsAtEos || endsAtStop || isFull;
       const goesOn = request.onToken({ id, state: sequence.state, isLast });
       this.check(run);
-      if (!goesOn) return { finish: 'abort', stopReason: null };
+      // A stop string in the last token finds a request that the core has ended by itself: nothing is aborted.
+      if (!goesOn && !isLast) return { finish: 'abort', stopReason: null };
       if (endsAtEos || endsAtStop) {
-        if (this.config.asyncScheduling && (await this.grow(run))) sequence.computeNext();
+        // The step after the EOS has begun already, but for a request that could not go on in any case.
+        if (this.config.asyncScheduling && !isFull && (await this.grow(run))) sequence.computeNext();
         return { finish: 'stop', stopReason: endsAtEos ? null : id };
       }
       if (isFull) return { finish: 'length', stopReason: null };
+      if (await this.grow(run)) sequence.computeNext();
+    }
+  }
+
+  /** Computes the last token and drafts behind it that nobody will see. */
+  private async draft(run: Run): Promise<void> {
+    const { sequence } = run;
+    const { speculativeTokens, maxModelLen } = this.config;
+    if (speculativeTokens === 0) return;
+    const end = Math.min(sequence.tokens.length + speculativeTokens, maxModelLen);
+    while (sequence.computed < end) {
+      if (sequence.computed === sequence.tokens.length) sequence.tokens.push(special.user);
       if (await this.grow(run)) sequence.computeNext();
     }
   }

@@ -9,6 +9,8 @@ import type { Leg } from './kv-params.ts';
  * `hang`: never answers. `slow`: `ms` before the first and between tokens. `kill`: the process dies, and starts again after `ms` if given. `crash`: the engine
  * core dies, open requests get 500. `restart`: a new engine life, the connection is reset. `load_failure`: the handle is
  * made unreadable. `no_handle`, `patch_handle`: the reply's handle is null, or gets the members of `patch`.
+ * LMCache prefill engines: `notice_lost`, `notice_late` (by `ms`), `notice_early` (before the reply), `notice_doubled`,
+ * `notice_foreign` (among others' and junk), `kv_unwritten` (the transfer fails: no notice at all).
  */
 export const faultKinds = [
   'refuse',
@@ -28,6 +30,12 @@ export const faultKinds = [
   'load_failure',
   'no_handle',
   'patch_handle',
+  'notice_lost',
+  'notice_late',
+  'notice_early',
+  'notice_doubled',
+  'notice_foreign',
+  'kv_unwritten',
 ] as const;
 
 /** One of `faultKinds`. */

@@ -1,6 +1,7 @@
 import type { Engine } from './engine.ts';
 import { type HashState, hashText } from './hash.ts';
 import type { JsonObject } from './json.ts';
+import type { NoticeFault } from './kv-sender.ts';
 import type { ServedModel, SimConfig } from './options.ts';
 import { type Delta, OutputCollector } from './output.ts';
 import type { GenerateRequest } from './parse-request.ts';
@@ -47,6 +48,7 @@ export interface GenerateContext {
   readonly publicId: string;
   readonly suffix: string;
   readonly slowMs: number;
+  readonly noticeFault: NoticeFault | undefined;
   readonly signal: AbortSignal;
 }
 
@@ -100,6 +102,7 @@ export async function generate(
             },
           }),
       slowMs: context.slowMs,
+      ...(context.noticeFault === undefined ? {} : { noticeFault: context.noticeFault }),
       signal: stop.signal,
       onStart: () => events?.onStart(index, promptIndex),
       onToken: (step) => output.push(step),

@@ -46,6 +46,7 @@ export type Leg = 'prefill' | 'decode' | 'plain';
 export function legOf(params: unknown): Leg {
   if (!isObject(params)) return 'plain';
   if (isTruthy(params['do_remote_prefill'])) return 'decode';
+  if ('disagg_spec' in params) return 'prefill';
   return isTruthy(params['do_remote_decode']) ? 'prefill' : 'plain';
 }
 

@@ -31,7 +31,20 @@ export interface SimOptions {
   /** Fixed engine id for the first start; a restart always draws a new one. */
   readonly engineId?: string;
   /** `none` ignores `kv_transfer_params`, as an engine without a connector does. */
-  readonly connector?: 'nixl' | 'none';
+  readonly connector?: 'nixl' | 'lmcache' | 'none';
+  /** LMCache: where a prefill engine sends its notices, `tcp://host:port`. */
+  readonly noticeEndpoint?: string;
+  /** LMCache: tensor-parallel ranks; a decode engine has a port of each kind for each. Default 1. */
+  readonly ranks?: number;
+  /** LMCache: notices of one prefill; default one a rank. */
+  readonly noticeCount?: number;
+  /** LMCache: receiver ports of a decode engine; default any free ones. */
+  readonly initPorts?: readonly number[];
+  readonly allocPorts?: readonly number[];
+  /** LMCache: tokens that a decode engine's buffer holds; default unlimited. */
+  readonly pdBufferTokens?: number;
+  /** LMCache: how long a prefill engine waits for room in that buffer; default 10 s. */
+  readonly allocTimeoutMs?: number;
   readonly blockSize?: number;
   readonly numBlocks?: number;
   readonly maxModelLen?: number;
@@ -41,8 +54,10 @@ export interface SimOptions {
   readonly bidirectional?: boolean;
   readonly recomputeThreshold?: number;
   readonly policy?: LoadFailurePolicy;
-  /** After an EOS the handle also covers the EOS token itself, as with async scheduling. */
+  /** After an EOS before the length limit the handle also covers the EOS token itself, as with async scheduling. */
   readonly asyncScheduling?: boolean;
+  /** The handle of a decode leg also covers the last token and so many drafts behind it, as with speculative decoding. */
+  readonly speculativeTokens?: number;
   readonly tokenizer?: TokenizerKind;
   /** Length cap of chat requests without a limit of their own. */
   readonly defaultMaxTokens?: number;
@@ -86,7 +101,14 @@ export interface SimConfig {
   readonly version: string;
   readonly hasGeneration: boolean;
   readonly engineId: string | undefined;
-  readonly connector: 'nixl' | 'none';
+  readonly connector: 'nixl' | 'lmcache' | 'none';
+  readonly noticeEndpoint: string | undefined;
+  readonly ranks: number;
+  readonly noticeCount: number | undefined;
+  readonly initPorts: readonly number[];
+  readonly allocPorts: readonly number[];
+  readonly pdBufferTokens: number;
+  readonly allocTimeoutMs: number;
   readonly blockSize: number;
   readonly numBlocks: number;
   readonly maxModelLen: number;
@@ -97,6 +119,7 @@ export interface SimConfig {
   readonly recomputeThreshold: number;
   readonly policy: LoadFailurePolicy;
   readonly asyncScheduling: boolean;
+  readonly speculativeTokens: number;
   readonly tokenizer: TokenizerKind;
   readonly defaultMaxTokens: number;
   readonly eosEvery: number;
@@ -128,6 +151,8 @@ export function resolveOptions(options: SimOptions): SimConfig {
   const models = (options.models ?? ['sim-model']).map(toServedModel);
   if (models.length === 0) throw new Error('a simulated engine needs at least one model');
   if (blockSize < 1 || numBlocks < 2) throw new Error('a simulated engine needs at least two blocks of one token');
+  const ranks = options.ranks ?? 1;
+  const anyPorts = Array.from({ length: ranks }, () => 0);
   return {
     role: options.role ?? 'both',
     host: options.host ?? '127.0.0.1',
@@ -140,6 +165,13 @@ export function resolveOptions(options: SimOptions): SimConfig {
     hasGeneration: !version.startsWith('0.32.'),
     engineId: options.engineId,
     connector: options.connector ?? 'nixl',
+    noticeEndpoint: options.noticeEndpoint,
+    ranks,
+    noticeCount: options.noticeCount,
+    initPorts: options.initPorts ?? anyPorts,
+    allocPorts: options.allocPorts ?? anyPorts,
+    pdBufferTokens: options.pdBufferTokens ?? Number.POSITIVE_INFINITY,
+    allocTimeoutMs: options.allocTimeoutMs ?? 10_000,
     blockSize,
     numBlocks,
     maxModelLen: Math.min(options.maxModelLen ?? 8192, (numBlocks - 1) * blockSize),
@@ -150,6 +182,7 @@ export function resolveOptions(options: SimOptions): SimConfig {
     recomputeThreshold: options.recomputeThreshold ?? 64,
     policy: options.policy ?? 'fail',
     asyncScheduling: options.asyncScheduling ?? false,
+    speculativeTokens: options.speculativeTokens ?? 0,
     tokenizer: options.tokenizer ?? 'bytes',
     defaultMaxTokens: options.defaultMaxTokens ?? 64,
     eosEvery: options.eosEvery ?? 48,

@@ -226,6 +226,8 @@ function checkSampling(body: JsonObject): number {
 }
 
 function readLogprobs(body: JsonObject, api: ApiKind): number | undefined {
+  // The flag of chat is a count of 1 to the completions schema.
+  if (api === 'completions' && body['logprobs'] === true) return 1;
   if (api === 'completions') return isInteger(body['logprobs']) ? body['logprobs'] : undefined;
   if (body['logprobs'] !== true) {
     if (isInteger(body['top_logprobs']) && body['top_logprobs'] > 0) {

@@ -45,6 +45,8 @@ export class PeerService {
         return { error: null, slots: null };
       case 'read':
         return this.copyBlocks(request);
+      case 'put':
+        return { error: 'operation' };
     }
   }
 

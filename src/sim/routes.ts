@@ -4,6 +4,7 @@ import type { FaultRule } from './faults.ts';
 import type { GenerateContext } from './generate.ts';
 import { type Exchange, resetSocket, sendJson, sendText } from './http-front.ts';
 import { isInteger, isObject, isTruthy, type JsonObject } from './json.ts';
+import type { NoticeFault } from './kv-sender.ts';
 import { renderMetrics } from './metrics.ts';
 import { findModel, fingerprintOf, listModels } from './models.ts';
 import type { ServedModel, SimConfig } from './options.ts';
@@ -136,6 +137,25 @@ function handleFilter(fault: FaultRule | undefined): HandleFilter {
   return (handle) => (handle === null ? null : { ...handle, ...fault.patch });
 }
 
+function noticeFault(fault: FaultRule | undefined): NoticeFault | undefined {
+  switch (fault?.kind) {
+    case 'notice_late':
+      return { kind: 'late', ms: fault.ms ?? 100 };
+    case 'notice_lost':
+      return { kind: 'lost' };
+    case 'notice_early':
+      return { kind: 'early' };
+    case 'notice_doubled':
+      return { kind: 'doubled' };
+    case 'notice_foreign':
+      return { kind: 'foreign' };
+    case 'kv_unwritten':
+      return { kind: 'unwritten' };
+    default:
+      return undefined;
+  }
+}
+
 async function answerGenerate(exchange: Exchange, context: RouteContext, api: ApiKind): Promise<void> {
   const { engine, config, fault } = context;
   const { response } = exchange;
@@ -176,6 +196,7 @@ async function answerGenerate(exchange: Exchange, context: RouteContext, api: Ap
     publicId,
     suffix: exchange.suffix,
     slowMs: fault?.kind === 'slow' ? (fault.ms ?? 100) : 0,
+    noticeFault: noticeFault(fault),
     signal: exchange.signal,
   };
   if (engine.dead) {

@@ -1,7 +1,9 @@
 import type { BlockPool } from './blocks.ts';
 import { foldInto, type HashState, toKey } from './hash.ts';
 import type { JsonObject } from './json.ts';
+import type { NoticeFault } from './kv-sender.ts';
 import type { SamplerSettings } from './sampler.ts';
+import type { PeerSlots } from './side-channel.ts';
 
 /** A forced token: an id, or a lower-case letter that the KV content decides. */
 export type ForcedToken = number | 'letter';
@@ -26,6 +28,8 @@ export interface EngineRequest {
   readonly sampler: SamplerSettings;
   /** Undefined also for an empty object, which engines treat as absent. */
   readonly kv: JsonObject | undefined;
+  /** What an injected fault does to the notices of this request's KV. */
+  readonly noticeFault?: NoticeFault;
   /** Prompt log probabilities need every position computed. */
   readonly skipCache: boolean;
   readonly force?: (state: HashState) => readonly ForcedToken[];
@@ -136,6 +140,38 @@ export class Sequence {
     }
   }
 
+  /** Copies what the first `count` positions hold. */
+  copySlots(count: number): PeerSlots {
+    const { blockSize, tokens, positions, cells } = this.pool;
+    const slots = { tokens: new Int32Array(count), positions: new Int32Array(count), cells: new Uint32Array(count) };
+    for (let position = 0; position < count; position += 1) {
+      const slot = (this.blocks[Math.floor(position / blockSize)] ?? 0) * blockSize + (position % blockSize);
+      slots.tokens[position] = tokens[slot] ?? -1;
+      slots.positions[position] = positions[slot] ?? -1;
+      slots.cells[position] = cells[slot] ?? 0;
+    }
+    return slots;
+  }
+
+  /**
+   * Writes slots that a peer gave, the first of them at position `from`, behind the local hit; how many of the first
+   * `count` are of another token or place than the prompt's.
+   */
+  store(slots: PeerSlots, from: number, size: number, count: number): number {
+    const { blockSize } = this.pool;
+    let wrong = 0;
+    for (let i = this.hitTokens - from; i < size; i += 1) {
+      const position = from + i;
+      const token = slots.tokens[i] ?? -1;
+      const place = slots.positions[i] ?? -1;
+      const block = this.blocks[Math.floor(position / blockSize)] ?? 0;
+      this.pool.write(block, position % blockSize, token, place, slots.cells[i] ?? 0);
+      if (i < count && (token !== this.tokens[position] || place !== position)) wrong += 1;
+    }
+    this.fileBlocks(Math.floor(this.hitTokens / blockSize), from + count);
+    return wrong;
+  }
+
   /** Files full blocks below `tokens` in the prefix cache, from the given index, under the keys of the right tokens. */
   fileBlocks(from: number, tokens: number): void {
     const full = Math.floor(tokens / this.pool.blockSize);
@@ -145,4 +181,15 @@ export class Sequence {
       if (key !== undefined && block !== undefined) this.pool.file(block, key);
     }
   }
+}
+
+/** One request in an engine, from its arrival to its end. */
+export interface Run {
+  readonly request: EngineRequest;
+  readonly sequence: Sequence;
+  readonly stop: AbortController;
+  failure: 'dead' | 'aborted' | undefined;
+  wake: (() => void) | undefined;
+  phase: 'waiting' | 'loading' | 'running' | 'hung';
+  scheduled: boolean;
 }

@@ -4,7 +4,10 @@ import { portOf } from './port-of.ts';
 
 const replyTimeoutMs = 5000;
 
-/** What one engine asks another. `read` copies blocks whatever they hold; `done` frees a pin; `beat` extends leases. */
+/**
+ * What one engine asks another. `read` copies blocks whatever they hold; `done` frees a pin; `beat` extends leases; `put`
+ * writes a prompt into an LMCache buffer.
+ */
 export type PeerRequest =
   | {
       readonly op: 'read';
@@ -15,7 +18,15 @@ export type PeerRequest =
       readonly expiry: number | null;
     }
   | { readonly op: 'done'; readonly engineId: string; readonly requestId: string }
-  | { readonly op: 'beat'; readonly engineId: string; readonly requestIds: readonly string[] };
+  | { readonly op: 'beat'; readonly engineId: string; readonly requestIds: readonly string[] }
+  | {
+      readonly op: 'put';
+      readonly engineId: string;
+      readonly compat: string;
+      readonly requestId: string;
+      readonly partition: string;
+      readonly slots: PeerSlots;
+    };
 
 /** Slots of the blocks read, block after block. */
 export interface PeerSlots {
@@ -41,13 +52,25 @@ function fromBase64(value: unknown): ArrayBuffer {
 function encodeReply(reply: PeerReply): string {
   if (reply.error !== null) return JSON.stringify({ error: reply.error });
   if (reply.slots === null) return JSON.stringify({ error: null });
-  const { tokens, positions, cells } = reply.slots;
-  return JSON.stringify({
-    error: null,
-    tokens: toBase64(tokens),
-    positions: toBase64(positions),
-    cells: toBase64(cells),
-  });
+  return JSON.stringify({ error: null, ...encodeSlots(reply.slots) });
+}
+
+function encodeSlots({ tokens, positions, cells }: PeerSlots): JsonObject {
+  return { tokens: toBase64(tokens), positions: toBase64(positions), cells: toBase64(cells) };
+}
+
+function decodeSlots(value: JsonObject): PeerSlots {
+  return {
+    tokens: new Int32Array(fromBase64(value['tokens'])),
+    positions: new Int32Array(fromBase64(value['positions'])),
+    cells: new Uint32Array(fromBase64(value['cells'])),
+  };
+}
+
+function encodeRequest(request: PeerRequest): string {
+  if (request.op !== 'put') return JSON.stringify(request);
+  const { slots, ...rest } = request;
+  return JSON.stringify({ ...rest, ...encodeSlots(slots) });
 }
 
 function decodeReply(line: string): PeerReply {
@@ -55,14 +78,7 @@ function decodeReply(line: string): PeerReply {
   if (!isObject(value)) return { error: 'malformed reply' };
   if (typeof value['error'] === 'string') return { error: value['error'] };
   if (value['tokens'] === undefined) return { error: null, slots: null };
-  return {
-    error: null,
-    slots: {
-      tokens: new Int32Array(fromBase64(value['tokens'])),
-      positions: new Int32Array(fromBase64(value['positions'])),
-      cells: new Uint32Array(fromBase64(value['cells'])),
-    },
-  };
+  return { error: null, slots: decodeSlots(value) };
 }
 
 function decodeRequest(line: string): PeerRequest | undefined {
@@ -86,6 +102,15 @@ function decodeRequest(line: string): PeerRequest | undefined {
       return { op: 'done', engineId, requestId };
     case 'beat':
       return { op: 'beat', engineId, requestIds: list(value['requestIds']).map(String) };
+    case 'put':
+      return {
+        op: 'put',
+        engineId,
+        requestId,
+        compat: text('compat', value),
+        partition: text('partition', value),
+        slots: decodeSlots(value),
+      };
     default:
       return undefined;
   }
@@ -185,7 +210,7 @@ export class SideChannelClient {
         resolve({ reply, stale: wasUsed && reply.error === 'connection lost' });
       });
       timer = setTimeout(() => link.socket.destroy(), replyTimeoutMs).unref();
-      link.socket.write(`${JSON.stringify(request)}\n`);
+      link.socket.write(`${encodeRequest(request)}\n`);
     });
   }
 

@@ -7,6 +7,7 @@ import { type Exchange, HttpFront, type RecordedRequest, resetSocket, sendJson, 
 import { isObject, type JsonObject } from './json.ts';
 import { resolveOptions, type SimConfig, type SimOptions, type SimRole } from './options.ts';
 import { answer, type RouteContext } from './routes.ts';
+import type { ReceiverPorts } from './pd-buffer.ts';
 import type { EngineStats } from './stats.ts';
 
 /** What a simulated engine reports about itself; counters are of the current engine life. */
@@ -31,6 +32,8 @@ export interface SimState extends EngineStats {
   readonly loading: number;
   /** Requests that hang at this moment; `hung` counts all of them. */
   readonly hanging: number;
+  /** Prompts in the buffer of an LMCache decode engine. */
+  readonly buffered: number;
   readonly killed: boolean;
   readonly deathReason: string | null;
   readonly listening: boolean;
@@ -45,6 +48,8 @@ export interface Sim {
   readonly url: string;
   readonly port: number;
   readonly sideChannel: { readonly host: string; readonly port: number };
+  /** Where a decode engine with the LMCache connector takes KV. */
+  readonly receiverPorts: ReceiverPorts;
   readonly role: SimRole;
   /** The engine id of the current life. */
   readonly engineId: string;
@@ -74,6 +79,7 @@ class RunningSim implements Sim {
   private readonly front: HttpFront;
   private readonly faults: FaultBook;
   private sidePort: number;
+  private receiver: ReceiverPorts;
   private starts = 1;
   private received = 0;
   private startedAt = 0;
@@ -86,6 +92,7 @@ class RunningSim implements Sim {
     this.role = config.role;
     this.faults = new FaultBook(createRandom(config.seed ?? randomInt(2 ** 32)));
     this.sidePort = config.sidePort;
+    this.receiver = { init: config.initPorts, alloc: config.allocPorts };
     this.engine = this.createEngine(config.engineId);
     this.front = new HttpFront(
       config.host,
@@ -117,9 +124,14 @@ class RunningSim implements Sim {
     return { host: this.config.advertiseHost ?? this.config.sideHost, port: this.engine.sidePort };
   }
 
+  get receiverPorts(): ReceiverPorts {
+    return this.receiver;
+  }
+
   async start(): Promise<void> {
-    await this.engine.listen(this.sidePort);
+    await this.engine.listen(this.sidePort, this.receiver);
     this.sidePort = this.engine.sidePort;
+    this.receiver = this.engine.receiver;
     try {
       await this.front.listen();
     } catch (error) {
@@ -151,6 +163,7 @@ class RunningSim implements Sim {
       waiting: engine.countPhase('waiting'),
       loading: engine.countPhase('loading'),
       hanging: engine.countPhase('hung'),
+      buffered: engine.lmcache?.buffer.size ?? 0,
       killed: this.killed,
       deathReason: engine.deathReason ?? null,
       listening: this.front.isListening,
@@ -190,7 +203,7 @@ class RunningSim implements Sim {
       this.engine = this.createEngine(undefined);
       this.starts += 1;
       this.killed = false;
-      await this.engine.listen(this.sidePort);
+      await this.engine.listen(this.sidePort, this.receiver);
       if (!this.faults.refuses) await this.front.listen();
     });
   }

@@ -453,4 +453,51 @@ describe('decode to prefill', () => {
     expect(at(reply.json, 'kv_transfer_params')).toBeNull();
     expect(d.state()).toMatchObject({ pins: 0, freeBlocks: 16_383 });
   });
+
+  test('a stop string in the last token that is allowed aborts nothing: there is a handle', async () => {
+    const { first } = await turnOne();
+    const letter = textOf(first)[3] ?? '';
+    const [p, d] = await pair({ bidirectional: true });
+    const max = textOf(first).indexOf(letter) + 1;
+    const body = chatBody(story, { stop: [letter], max_tokens: max });
+    const reply = await post(d, chat, { ...body, kv_transfer_params: await prefill(p, chat, body) });
+    expect(at(reply.json, 'choices', 0, 'stop_reason')).toBe(letter);
+    expect(at(reply.json, 'kv_transfer_params', 'remote_num_tokens')).toBe(153 + max - 1);
+  });
+
+  describe('the number of tokens', () => {
+    // Ten whole blocks: one token more needs another one.
+    const body = chatBody(`${story}1234567`, { max_tokens: 90 });
+    const counts = async (options: object) => {
+      const [p, d] = await pair({ bidirectional: true, ...options });
+      const ofP = await prefill(p, chat, body);
+      const reply = await post(d, chat, { ...body, kv_transfer_params: ofP });
+      const handle = objectAt(reply.json, 'kv_transfer_params');
+      const blocks = (of: JsonObject) => {
+        const ids = at(of, 'remote_block_ids', 0);
+        return Array.isArray(ids) ? ids.length : 0;
+      };
+      const usage = objectAt(reply.json, 'usage');
+      return {
+        prompt: usage['prompt_tokens'],
+        output: usage['completion_tokens'],
+        p: [ofP['remote_num_tokens'], blocks(ofP)],
+        d: [handle['remote_num_tokens'], blocks(handle)],
+      };
+    };
+
+    test('leaves out the last token', async () => {
+      expect(await counts({ eosEvery: 1 })).toEqual({ prompt: 160, output: 1, p: [160, 10], d: [160, 10] });
+    });
+
+    test('async scheduling: an EOS counts, but not where no more was allowed', async () => {
+      const got = await counts({ eosEvery: 1, asyncScheduling: true });
+      expect(got).toEqual({ prompt: 160, output: 1, p: [160, 10], d: [161, 11] });
+    });
+
+    test('speculative decoding: drafts behind the end count too', async () => {
+      const got = await counts({ eosEvery: 1, speculativeTokens: 3 });
+      expect(got).toEqual({ prompt: 160, output: 1, p: [160, 10], d: [164, 11] });
+    });
+  });
 });

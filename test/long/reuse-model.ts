@@ -74,6 +74,9 @@ export class ModelConversation {
   /** Whether the router may, or must, remember a turn. */
   remembered: 'yes' | 'no' | 'maybe' = 'no';
 
+  /** What may have become of an entry that came and went unseen, after everything that was seen. */
+  unseen = new Set<string>();
+
   bury(entry: ModelEntry, outcomes: readonly string[]): void {
     this.live = this.live.filter((other) => other !== entry);
     if (this.#dead === undefined || this.#dead.seq <= entry.seq) {
@@ -83,13 +86,17 @@ export class ModelConversation {
 
   /** A key holds so many entries; the oldest make room. */
   add(entry: ModelEntry): void {
+    this.unseen.clear();
     this.live = [...this.live, entry].sort((a, b) => a.seq - b.seq);
     while (this.live.length > MOST_ENTRIES && this.live[0] !== undefined) this.bury(this.live[0], ['miss_released']);
   }
 
   /** Buries what has certainly expired by `now`. */
   expire(now: number): void {
-    for (const entry of [...this.live]) if (entry.endsUntil < now) this.bury(entry, ['miss_expired']);
+    for (const entry of [...this.live]) {
+      if (entry.endsUntil < now)
+        this.bury(entry, entry.doubtful ? ['miss_expired', 'miss_owner_gone'] : ['miss_expired']);
+    }
   }
 
   /** Every outcome that a turn between `from` and `until` may have, if nothing goes wrong in it; one where all is known. */
@@ -110,7 +117,9 @@ export class ModelConversation {
       const live = [...sure, ...present].sort((a, b) => a.seq - b.seq);
       found.push(...this.#expectOf(live, absent, facts, none));
     }
-    if (unsure.some(({ doubtful }) => doubtful)) found.push(...none('miss_owner_gone', 'warm_failed_cold_retry'));
+    if (unsure.some(({ doubtful }) => doubtful)) {
+      found.push(...none('miss_owner_gone', 'miss_unverifiable', 'warm_failed_cold_retry'));
+    }
     // It may expire between the look and the take.
     if (unsure.length > 0) found.push(...none('miss_expired'));
     return found;
@@ -134,6 +143,7 @@ export class ModelConversation {
         if (left !== undefined) found.push(...none(left));
         else found.push(...none(...(dead?.outcomes ?? [facts.continues ? 'miss_never' : 'none'])));
       }
+      if (this.lastLeft.has(undefined)) found.push(...none(...this.unseen));
       return found;
     }
     if (facts.isUnproven) return none('miss_unsupported');
@@ -150,6 +160,6 @@ export class ModelConversation {
     if (large.length > 0) return [{ outcome: 'miss_mismatch', matched: 0, takes: undefined, rules: large }];
     const newest = live.at(-1);
     if (dead !== undefined && newest !== undefined && dead.seq > newest.seq) return none(...dead.outcomes);
-    return none('miss_too_small');
+    return none('miss_too_small', ...this.unseen);
   }
 }

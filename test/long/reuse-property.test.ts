@@ -14,9 +14,9 @@ const WORLDS: readonly WorldOptions[] = [
     workers: 6,
     prefill: 2,
     decode: 2,
-    engine: { bidirectional: true, numBlocks: 2500, maxModelLen: 1500, eosEvery: 24, decoderTtlMs: 12_000 },
+    engine: { bidirectional: true, numBlocks: 2500, maxModelLen: 1500, eosEvery: 24, decoderTtlMs: 10_000 },
     bidirectional: 'on',
-    toldTtlMs: 9000,
+    toldTtlMs: 6000,
     faults: 0,
     outages: false,
   },
@@ -32,12 +32,12 @@ const WORLDS: readonly WorldOptions[] = [
       numBlocks: 4000,
       maxModelLen: 1500,
       eosEvery: 24,
-      decoderTtlMs: 12_000,
+      decoderTtlMs: 10_000,
       tokenizer: 'pairs',
       asyncScheduling: true,
     },
     bidirectional: 'auto',
-    toldTtlMs: 9000,
+    toldTtlMs: 6000,
     faults: 0.3,
     outages: false,
   },
@@ -47,9 +47,9 @@ const WORLDS: readonly WorldOptions[] = [
     workers: 8,
     prefill: 3,
     decode: 3,
-    engine: { bidirectional: true, numBlocks: 2500, maxModelLen: 1500, eosEvery: 24, decoderTtlMs: 18_000 },
+    engine: { bidirectional: true, numBlocks: 2500, maxModelLen: 1500, eosEvery: 24, decoderTtlMs: 12_000 },
     bidirectional: 'auto',
-    toldTtlMs: 18_000,
+    toldTtlMs: 9000,
     faults: 0.15,
     outages: true,
   },
@@ -62,14 +62,15 @@ const WORLDS: readonly WorldOptions[] = [
     engine: {
       bidirectional: true,
       version: '0.32.0',
+      speculativeTokens: 3,
       numBlocks: 4000,
       maxModelLen: 1500,
       eosEvery: 24,
-      decoderTtlMs: 12_000,
+      decoderTtlMs: 10_000,
       tokenizer: 'pairs',
     },
     bidirectional: 'auto',
-    toldTtlMs: 9000,
+    toldTtlMs: 6000,
     faults: 0,
     outages: false,
   },
@@ -77,21 +78,20 @@ const WORLDS: readonly WorldOptions[] = [
 
 const rejections: unknown[] = [];
 const onRejection = (reason: unknown) => void rejections.push(reason);
+/** Left open until the end: what the engines still hold has to go by itself. */
+const worlds: World[] = [];
 beforeAll(() => void process.on('unhandledRejection', onRejection));
-afterAll(() => void process.off('unhandledRejection', onRejection));
+afterAll(async () => {
+  for (const world of worlds) await world[Symbol.asyncDispose]();
+  process.off('unhandledRejection', onRejection);
+});
 
 describe.each(WORLDS.map((options) => ({ ...options, turns: Math.ceil(options.turns * SHARE) })))(
   '$turns turns, $name',
   (options) => {
-    let world: World;
-    beforeAll(async () => {
-      world = await World.start(options, SEED);
-    });
-    afterAll(async () => {
-      await world?.[Symbol.asyncDispose]();
-    });
-
     test('every turn ends as the model says', { timeout: 200_000 }, async () => {
+      const world = await World.start(options, SEED);
+      worlds.push(world);
       const players = new Players(world, SEED);
       let isOver = false;
       const outages = options.outages ? world.makeOutages(drawOf(SEED ^ 0x0a7a6e), () => isOver) : undefined;
@@ -144,21 +144,23 @@ describe.each(WORLDS.map((options) => ({ ...options, turns: Math.ceil(options.tu
 
       // The run means something only if most of what it can meet was met.
       expect(tally.exact, sums).toBeGreaterThan(options.turns * (options.outages ? 0.3 : 0.5));
-      if (SHARE < 1) return;
+      if (options.turns < 1500) return;
       const { outcomes } = tally;
       for (const outcome of ['hit', 'hit_cut', 'miss_mismatch', 'miss_taken', 'miss_too_small', 'miss_expired']) {
         expect({ outcome, met: (outcomes[outcome] ?? 0) > 0 }, sums).toEqual({ outcome, met: true });
       }
-      expect((outcomes['hit'] ?? 0) + (outcomes['hit_cut'] ?? 0), sums).toBeGreaterThan(options.turns * 0.2);
-    });
-
-    test('every block is free again when its time is over', { timeout: 40_000 }, async () => {
-      const { numBlocks = 0, decoderTtlMs = 0 } = options.engine;
-      const held = () =>
-        world.engines.map((sim) => ({ pins: sim.state().pins, blocks: numBlocks - 1 - sim.state().freeBlocks }));
-      const nothing = world.engines.map(() => ({ pins: 0, blocks: 0 }));
-      await expect.poll(held, { timeout: decoderTtlMs + 3000, message: `seed ${SEED}` }).toEqual(nothing);
-      expect(await world.remote.kvCacheStore.getStats({}), `seed ${SEED}`).toMatchObject({ entries: 0, claims: 0 });
+      expect((outcomes['hit'] ?? 0) + (outcomes['hit_cut'] ?? 0), sums).toBeGreaterThan(options.turns * 0.1);
     });
   },
 );
+
+test('every block is free again when its time is over', { timeout: 40_000 }, async () => {
+  for (const { engines, options, remote } of worlds) {
+    const { numBlocks = 0, decoderTtlMs = 0 } = options.engine;
+    const held = () =>
+      engines.map((sim) => ({ pins: sim.state().pins, blocks: numBlocks - 1 - sim.state().freeBlocks }));
+    const nothing = engines.map(() => ({ pins: 0, blocks: 0 }));
+    await expect.poll(held, { timeout: decoderTtlMs + 3000, message: `seed ${SEED}` }).toEqual(nothing);
+    expect(await remote.kvCacheStore.getStats({}), `seed ${SEED}`).toMatchObject({ entries: 0, claims: 0 });
+  }
+});

@@ -12,8 +12,6 @@ export interface Substance {
   readonly outputIds: readonly number[];
   /** The first choice ended with a stop string. */
   readonly endedByText: boolean;
-  /** The first choice ended with an EOS or a stop token. */
-  readonly endedByToken: boolean;
 }
 
 interface Piece {
@@ -41,7 +39,9 @@ interface RawReply {
 /** Reads a whole reply, streamed or not. */
 export function readSubstance(raw: string, stream: boolean): Substance {
   const replies = stream
-    ? raw.split('\n\n').flatMap((event) => (event.startsWith('data: {') ? [JSON.parse(event.slice(6)) as RawReply] : []))
+    ? raw
+        .split('\n\n')
+        .flatMap((event) => (event.startsWith('data: {') ? [JSON.parse(event.slice(6)) as RawReply] : []))
     : [JSON.parse(raw) as RawReply];
   const choices: Substance['same']['choices'][number][] = [];
   const errors: unknown[] = [];
@@ -80,6 +80,5 @@ export function readSubstance(raw: string, stream: boolean): Substance {
     promptIds,
     outputIds,
     endedByText,
-    endedByToken: !endedByText && first?.finish !== 'length' && first?.finish !== null,
   };
 }

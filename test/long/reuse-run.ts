@@ -1,79 +1,30 @@
 import type { Entry } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import type { FaultRule } from '../../src/sim/faults.ts';
 import type { Draw } from './property-requests.ts';
+import { type Expectation, ModelConversation, type ModelKey, provenTokens } from './reuse-model.ts';
+import { readSubstance } from './reuse-reply.ts';
 import {
-  type Expectation,
-  ModelConversation,
-  type ModelEntry,
-  type ModelKey,
-  provenTokens,
-  type TurnFacts,
-} from './reuse-model.ts';
-import { readSubstance, type Substance } from './reuse-reply.ts';
+  type Done,
+  endsAtToken,
+  isFull,
+  keyOf,
+  keyText,
+  keyTextOf,
+  leftBy,
+  NEVER,
+  NO_FAULTS,
+  type Planned,
+  retired,
+  type Scene,
+  type Slot,
+  send,
+  type Tally,
+  TOGETHER,
+  tokensOf,
+  unnamedOutcome,
+} from './reuse-scene.ts';
 import { answered, beginHead, drawTurn, type Head, nextHead, type TurnAsk, type Voice } from './reuse-turns.ts';
-import { adapterOf, drawOf, isHarmless, modelsOf, storeTtlMs, tenantOf, until, wait, type World } from './reuse-world.ts';
-
-/** What the client saw of one request. */
-type Sent =
-  | { readonly kind: 'left' }
-  | { readonly kind: 'reply'; readonly status: number; readonly headers: Headers; readonly text: string };
-
-/** A turn with the right answer. */
-interface Planned {
-  readonly id: string;
-  readonly ask: TurnAsk;
-  readonly head: Head;
-  readonly leaveAfterMs: number | undefined;
-  readonly right: { readonly status: number; readonly substance: Substance | undefined; readonly text: string };
-  readonly facts: TurnFacts;
-}
-
-/** A turn that is over. */
-interface Done extends Planned {
-  readonly sent: Sent;
-  readonly line: Readonly<Record<string, unknown>> | undefined;
-  readonly outcome: string;
-  readonly matched: number;
-}
-
-/** A line of a conversation that a worker keeps going. */
-interface Slot {
-  readonly voice: Voice;
-  before: Head;
-  after: Head | undefined;
-  wakeAt: number;
-}
-
-/** What happened to all turns of a world. */
-export interface Tally {
-  readonly outcomes: Record<string, number>;
-  readonly ends: Record<'right' | 'refused' | 'failed' | 'broken' | 'left' | 'unheard', number>;
-  /** Turns whose outcome was known beforehand. */
-  exact: number;
-  unsure: number;
-  matched: number;
-  seenEntries: number;
-  /** Hits of turns that ran together: what one left the other may have taken before anybody saw it. */
-  pairHits: number;
-}
-
-const ANY_BUT = new Set(['miss_store_unavailable', 'miss_store_epoch']);
-/** Of two turns at once, each may come first; nothing else can happen to either. */
-const TOGETHER = new Set([
-  'none',
-  'decode_local',
-  'hit',
-  'hit_cut',
-  'miss_taken',
-  'miss_mismatch',
-  'miss_released',
-  'miss_too_small',
-  'miss_expired',
-  'miss_never',
-  'miss_unsupported',
-  'miss_no_handle',
-  'miss_unsupported_stream',
-]);
+import { drawOf, isHarmless, modelsOf, storeTtlMs, until, type World, wait } from './reuse-world.ts';
 
 /** Plays turns in a world and compares each with the model. */
 export class Players {
@@ -133,7 +84,10 @@ export class Players {
     const [first] = done;
     if (done.some(({ line }) => line === undefined)) {
       // Whatever comes of it later: nobody goes on with this conversation.
-      this.#slots.set(worker, slots.filter(({ voice }) => voice !== slot.voice && keyText(voice) !== keyText(slot.voice)));
+      this.#slots.set(
+        worker,
+        slots.filter(({ voice }) => voice !== slot.voice && keyText(voice) !== keyText(slot.voice)),
+      );
       return;
     }
     if (first?.right.substance === undefined || draw.chance(0.05)) return;
@@ -143,7 +97,9 @@ export class Players {
     if (draw.chance(0.07)) slots.push({ ...slot });
     // Some pause until their entry has expired, a few until just about then.
     if (draw.chance(0.05)) slot.wakeAt = performance.now() + storeTtlMs(this.#world.options) + draw.int(-100, 900);
-    while (slots.length > 9) slots.splice(draw.int(0, slots.length - 1), 1);
+    const awake = slots.filter(({ wakeAt }) => wakeAt === 0);
+    const dropped = awake[draw.int(0, awake.length - 1)];
+    if (awake.length > 6 && dropped !== undefined) slots.splice(slots.indexOf(dropped), 1);
   }
 
   #chooseSlot(draw: Draw, slots: Slot[], worker: number): Slot {
@@ -178,7 +134,7 @@ export class Players {
     const reply = await send(url, { ...ask.body, return_token_ids: true }, {}, undefined);
     if (reply.kind !== 'reply') throw new Error('the plain engine gave no reply');
     const substance = reply.status === 200 ? readSubstance(reply.text, ask.stream) : undefined;
-    const prompt = substance?.promptIds ?? (await this.#tokensOf(ask));
+    const prompt = substance?.promptIds ?? (await tokensOf(plain.url, ask));
     const facts = {
       isLocal: ask.isLocal,
       continues: ask.continues,
@@ -186,15 +142,6 @@ export class Players {
       prompt,
     };
     return { id, ask, head, leaveAfterMs, right: { status: reply.status, substance, text: reply.text }, facts };
-  }
-
-  async #tokensOf({ body, path }: TurnAsk): Promise<readonly number[]> {
-    const { model, messages, tools, prompt, chat_template_kwargs } = body as Record<string, unknown>;
-    if (Array.isArray(prompt)) return prompt as number[];
-    const part = path.includes('chat') ? { model, messages, tools, chat_template_kwargs } : { model, prompt };
-    const reply = await send(`${this.#world.harness.plain.url}/tokenize`, part, {}, undefined);
-    if (reply.kind !== 'reply' || reply.status !== 200) return [];
-    return (JSON.parse(reply.text) as { tokens: number[] }).tokens;
   }
 
   /** Runs one turn, or two at once, and compares. */
@@ -234,7 +181,16 @@ export class Players {
       const outcome = String(line?.['reuse'] ?? 'none');
       return { ...turn, sent: reply, line, outcome, matched: Number(line?.['matched_tokens'] ?? 0) };
     });
-    const scene = { conversation, from, to, hits, outages: outages.length > 0, isTrial, worker, known: [...conversation.live] };
+    const scene = {
+      conversation,
+      from,
+      to,
+      hits,
+      outages: outages.length > 0,
+      isTrial,
+      worker,
+      known: [...conversation.live],
+    };
     const chosen: (Expectation | undefined)[] = [];
     for (const turn of done) {
       this.#checkReply(turn, scene);
@@ -244,7 +200,7 @@ export class Players {
       const [only] = done;
       const isPlain = done.length === 1 && hits.length === 0 && outages.length === 0 && only?.sent.kind === 'reply';
       const [choice] = chosen;
-      const isExact = isPlain && choice !== undefined;
+      const isExact = isPlain && choice !== undefined && !conversation.live.some(({ doubtful }) => doubtful);
       if (isExact && only !== undefined) await this.#settleExactly(only, choice, key, scene);
       else if (!done.some(({ line }) => line === undefined)) await this.#settleLoosely(done, key, scene);
     }
@@ -257,18 +213,22 @@ export class Players {
     for (const { instance, isLost, from, until: end } of this.#world.outages) {
       for (const entry of [...conversation.live]) {
         if (entry.owner !== instance || !isLost) continue;
-        if (entry.seenAt < from && end < now) conversation.bury(entry, ['miss_owner_gone']);
-        else if (entry.seenAt < end + 50) entry.doubtful = true;
+        const mayExpireFirst = entry.endsFrom <= end;
+        if (entry.seenAt < from && end < now) {
+          conversation.bury(entry, mayExpireFirst ? ['miss_owner_gone', 'miss_expired'] : ['miss_owner_gone']);
+        } else if (entry.seenAt < end + 50) entry.doubtful = true;
       }
     }
   }
 
   #tell(turn: Done, scene: Scene, what: string, more?: unknown): void {
     const { hits, outages, isTrial } = scene;
-    const show = (_: string, value: unknown) => (Array.isArray(value) && value.length > 20 ? `${value.length} items` : value);
+    const show = (_: string, value: unknown) =>
+      Array.isArray(value) && value.length > 20 ? `${value.length} items` : value;
+    const wrongPulls = this.#world.engines.map((sim) => sim.state().mismatchedPulls);
     const state = scene.known.map(({ id, stored, tokens, owner }) => ({ id, stored, tokens: tokens.length, owner }));
     this.problems.push(
-      `${this.#world.options.name} ${turn.id}: ${what}; ${JSON.stringify({ more, line: turn.line, hits, outages, isTrial, state }, show).slice(0, 2000)}; ` +
+      `${this.#world.options.name} ${turn.id}: ${what}; ${JSON.stringify({ more, line: turn.line, hits, outages, isTrial, state, wrongPulls }, show).slice(0, 2000)}; ` +
         `${JSON.stringify(turn.ask).slice(0, 500)}`,
     );
   }
@@ -337,8 +297,14 @@ export class Players {
     if (touches('plain')) allowed.add('miss_unverifiable');
     if (isTrial && conversation.live.length > 0) allowed.add('miss_disabled');
     if (sent.kind === 'left') allowed.add('none');
-    if (together.length > 1 && ask.isNamed) for (const one of TOGETHER) allowed.add(one);
-    const anything = outages && !ANY_BUT.has(outcome);
+    if (together.length > 1 && ask.isNamed) {
+      for (const one of TOGETHER) allowed.add(one);
+      // A fault in the other turn may be why that one left nothing that can be proven.
+      if (hits.length > 0) allowed.add('miss_unverifiable');
+      // Once the other turn has taken what there was, it counts what the last one left.
+      for (const left of conversation.lastLeft) if (left !== undefined) allowed.add(left);
+    }
+    const anything = outages && !NEVER.has(outcome);
     if (!allowed.has(outcome) && !anything) {
       this.#tell(turn, scene, `outcome ${outcome} instead of ${[...allowed].join(' or ')}`, conversation);
       return undefined;
@@ -349,18 +315,14 @@ export class Players {
     const could = [
       ...expected.map((one) => one.matched),
       ...(outages || together.length > 1 ? scene.known.map((entry) => provenTokens(entry, facts.prompt)) : []),
-      ...(together.length > 1 ? together.map((other) => provenTokens(this.#leftBy(other), facts.prompt)) : []),
+      ...(together.length > 1 ? together.map((other) => provenTokens(this.#left(other), facts.prompt)) : []),
     ];
     if (!could.includes(matched)) this.#tell(turn, scene, `${matched} tokens were read`, could);
     return expected.find((one) => one.outcome === outcome && one.matched === matched);
   }
 
-  /** Tokens and their number that a handle of this turn names. */
-  #leftBy({ right: { substance } }: Planned): { readonly tokens: readonly number[]; readonly stored: number } {
-    if (substance === undefined) return { tokens: [], stored: 0 };
-    const tokens = [...substance.promptIds, ...substance.outputIds];
-    const whole = this.#world.options.engine.asyncScheduling === true && substance.endedByToken;
-    return { tokens, stored: tokens.length - (whole ? 0 : 1) };
+  #left(turn: Planned): ReturnType<typeof leftBy> {
+    return leftBy(turn, this.#world.options.engine);
   }
 
   #streamsHandles(): boolean {
@@ -376,7 +338,10 @@ export class Players {
     if (choice.takes !== undefined && isAnswered) conversation.bury(choice.takes, ['miss_taken']);
     for (const entry of choice.rules) conversation.bury(entry, ['miss_released']);
     const handedOver = isAnswered && !ask.isLocal && ask.isNamed;
-    const gives = handedOver && !right.substance?.endedByText && (!ask.stream || this.#streamsHandles());
+    // A stop string is found by the front end, which aborts what would go on.
+    const isAborted =
+      right.substance?.endedByText === true && !isFull(turn, this.#world.options.engine) && !endsAtToken(turn);
+    const gives = handedOver && !isAborted && (!ask.stream || this.#streamsHandles());
     // Pictures are not in the tokens: what they left is given back.
     const leaves = gives && !ask.hasMedia;
     const wanted = conversation.live.length + (leaves ? 1 : 0);
@@ -413,15 +378,17 @@ export class Players {
     const { conversation, from } = scene;
     const { entryId, storedTokens, chainTokens, owner } = entry;
     const maker = turns.find((one) => {
-      const { tokens, stored } = this.#leftBy(one);
+      const { tokens, stored } = this.#left(one);
       return tokens.length === chainTokens && stored === storedTokens;
     });
     if (maker === undefined) {
-      const sizes = turns.map((one) => this.#leftBy(one)).map(({ tokens, stored }) => ({ tokens: tokens.length, stored }));
+      const sizes = turns
+        .map((one) => this.#left(one))
+        .map(({ tokens, stored }) => ({ tokens: tokens.length, stored }));
       this.#tell(turn, scene, 'an entry of another size', { storedTokens, chainTokens, sizes });
       return;
     }
-    const { tokens, stored } = this.#leftBy(maker);
+    const { tokens, stored } = this.#left(maker);
     const now = performance.now();
     const ttl = storeTtlMs(this.#world.options);
     const instance = owner?.instanceId ?? '';
@@ -467,76 +434,22 @@ export class Players {
     }
     // Entries of turns of one size cannot be told apart; whose tokens they hold decides later matches.
     if (fresh.length > 0 && makers.length > 1) {
-      const sizes = new Set(makers.map((one) => JSON.stringify([this.#leftBy(one).tokens.length, this.#leftBy(one).stored])));
-      const texts = new Set(makers.map((one) => JSON.stringify(this.#leftBy(one).tokens)));
+      const sizes = new Set(
+        makers.map((one) => JSON.stringify([this.#left(one).tokens.length, this.#left(one).stored])),
+      );
+      const texts = new Set(makers.map((one) => JSON.stringify(this.#left(one).tokens)));
       if (sizes.size < texts.size) this.#conversations.set(keyTextOf(key), retired(conversation));
     }
     if (handed.length === 0) return;
+    if (scene.outages) conversation.unseen.add('miss_owner_gone');
+    if (turns.length > 1) for (const outcome of ['miss_taken', 'miss_released']) conversation.unseen.add(outcome);
     const possible = [undefined, 'miss_no_handle', 'miss_unsupported_stream', 'miss_unverifiable', 'miss_unsupported'];
     conversation.lastLeft = new Set([...conversation.lastLeft, ...possible]);
     if (conversation.remembered === 'no') conversation.remembered = 'maybe';
-    const isWhole = turns.every(({ sent, right }) => sent.kind === 'reply' && sent.status === 200 && right.status === 200);
+    const isWhole = turns.every(
+      ({ sent, right }) => sent.kind === 'reply' && sent.status === 200 && right.status === 200,
+    );
     if (isWhole && scene.hits.length === 0 && !scene.outages) conversation.remembered = 'yes';
     await wait(0);
-  }
-}
-
-interface Scene {
-  readonly conversation: ModelConversation;
-  readonly from: number;
-  readonly to: number;
-  readonly hits: readonly FaultRule[];
-  readonly outages: boolean;
-  readonly isTrial: boolean;
-  readonly worker: number;
-  readonly known: readonly ModelEntry[];
-}
-
-const NO_FAULTS: ReturnType<World['faultsLeft']> = new Map();
-
-/** A conversation of which the model cannot say what its entries hold. */
-function retired(conversation: ModelConversation): ModelConversation {
-  for (const entry of conversation.live) entry.doubtful = true;
-  return conversation;
-}
-
-function unnamedOutcome({ isLocal, continues }: TurnFacts): string {
-  if (!continues) return 'none';
-  return isLocal ? 'decode_local' : 'miss_never';
-}
-
-function keyOf({ tenant, model, salt, conversation }: Voice): ModelKey {
-  return { tenant: tenantOf(tenant), model, adapter: adapterOf(model), salt, conversation };
-}
-
-function keyTextOf(key: ModelKey): string {
-  return JSON.stringify([key.tenant, key.model, key.salt, key.conversation]);
-}
-
-function keyText(voice: Voice): string {
-  return keyTextOf(keyOf(voice));
-}
-
-async function send(
-  url: string,
-  body: unknown,
-  headers: Readonly<Record<string, string>>,
-  leaveAfterMs: number | undefined,
-): Promise<Sent> {
-  const client = new AbortController();
-  const timer = leaveAfterMs === undefined ? undefined : setTimeout(() => client.abort(), leaveAfterMs);
-  try {
-    const reply = await fetch(url, {
-      method: 'POST',
-      body: JSON.stringify(body),
-      headers: { 'content-type': 'application/json', ...headers },
-      signal: client.signal,
-    });
-    return { kind: 'reply', status: reply.status, headers: reply.headers, text: await reply.text() };
-  } catch (error) {
-    if (client.signal.aborted) return { kind: 'left' };
-    throw error;
-  } finally {
-    clearTimeout(timer);
   }
 }

@@ -78,7 +78,16 @@ export type Move = 'append' | 'append_ids' | 'regenerate' | 'edit' | 'truncate' 
 /** The history of the next turn; `before` is the head that was asked, `after` has the answer. */
 export function nextHead(draw: Draw, before: Head, after: Head): { readonly head: Head; readonly move: Move } {
   if (lengthOf(after) > MOST_TEXT || draw.chance(0.06)) return { head: beginHead(draw), move: 'begin' };
-  const move = draw.pick<Move>(['append', 'append', 'append', 'append', 'append_ids', 'regenerate', 'edit', 'truncate']);
+  const move = draw.pick<Move>([
+    'append',
+    'append',
+    'append',
+    'append',
+    'append_ids',
+    'regenerate',
+    'edit',
+    'truncate',
+  ]);
   switch (move) {
     case 'regenerate':
       return { head: before, move };
@@ -116,7 +125,8 @@ function edited(draw: Draw, head: Head): Head {
 }
 
 function truncated(draw: Draw, head: Head): Head {
-  if (head.api === 'text') return { ...head, text: head.text.slice(0, draw.int(1, head.text.length)) || 'x', ids: undefined };
+  if (head.api === 'text')
+    return { ...head, text: head.text.slice(0, draw.int(1, head.text.length)) || 'x', ids: undefined };
   const messages = head.messages.slice(0, draw.int(1, head.messages.length));
   return { ...head, messages: ending(draw, messages) };
 }
@@ -189,13 +199,14 @@ export function drawTurn(draw: Draw, voice: Voice, given: Head): { readonly ask:
   const isNamed = !draw.chance(0.03);
   const how = draw.pick(['own', 'own', 'header', 'session', 'xargs']);
   const id = voice.conversation;
-  const named = !isNamed || how === 'header'
-    ? {}
-    : how === 'own'
-      ? { conversation_id: id }
-      : how === 'session'
-        ? { session_id: id }
-        : { vllm_xargs: { session_id: id } };
+  const named =
+    !isNamed || how === 'header'
+      ? {}
+      : how === 'own'
+        ? { conversation_id: id }
+        : how === 'session'
+          ? { session_id: id }
+          : { vllm_xargs: { session_id: id } };
   const ask: TurnAsk = {
     path: isChat ? '/v1/chat/completions' : '/v1/completions',
     body,
@@ -208,7 +219,7 @@ export function drawTurn(draw: Draw, voice: Voice, given: Head): { readonly ask:
     isLocal,
     isUnproven: Object.keys(shaping).length > 0 || hasMedia,
     hasMedia,
-    continues: head.messages.some(({ role }) => role === 'assistant'),
+    continues: isChat && head.messages.some(({ role }) => role === 'assistant'),
     stream,
   };
   return { ask, head };

@@ -1,6 +1,6 @@
 import { createHash } from 'node:crypto';
 import { create } from '@bufbuild/protobuf';
-import { EntryKeySchema, type Entry } from '../../gen/baton/v1/kv_cache_store_pb.ts';
+import { type Entry, EntryKeySchema } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import { connectRemote, type RemoteServices } from '../../src/rpc/clients.ts';
 import { createRandom, type FaultRule } from '../../src/sim/faults.ts';
 import type { SimModel, SimOptions } from '../../src/sim/options.ts';
@@ -30,7 +30,7 @@ export function storeTtlMs({ toldTtlMs }: WorldOptions): number {
   return toldTtlMs - Math.min(30_000, toldTtlMs / 3);
 }
 
-const LEASE_MS = 5000;
+const LEASE_MS = 2500;
 
 const yamlOf = ({ toldTtlMs, bidirectional }: WorldOptions) => `
 pools:
@@ -193,7 +193,7 @@ export class World implements AsyncDisposable {
         await wait(draw.int(10, 300));
         await sim.clearFaults();
       } else {
-        const generation = await this.#generationOf(instance);
+        const { generation } = await this.#lifeOf(instance);
         if (kind === 'core') {
           await sim.setFault({ kind: 'crash' });
           while (!sim.state().killed && !isOver()) await wait(5);
@@ -204,17 +204,22 @@ export class World implements AsyncDisposable {
         await sim.restart();
         await sim.clearFaults();
         this.harm.add(ended);
-        while ((await this.#generationOf(instance)) === generation) await wait(20);
+        while ((await this.#lifeOf(instance)).generation === generation) await wait(20);
       }
+      // Of a new life only some is known at first.
+      while (!(await this.#lifeOf(instance)).isKnown) await wait(20);
       await this.harness.ready();
       outage.until = performance.now();
     }
     return made;
   }
 
-  async #generationOf(instance: string): Promise<number> {
+  async #lifeOf(instance: string): Promise<{ readonly generation: number; readonly isKnown: boolean }> {
     const { instances } = await this.remote.poolRegistry.listInstances({});
-    return instances.find(({ id }) => id === instance)?.incarnation?.generation ?? 0;
+    const found = instances.find(({ id }) => id === instance);
+    const { version = '', blockSize = 0, templateFingerprint = '' } = found?.engine ?? {};
+    const isKnown = version !== '' && blockSize > 0 && templateFingerprint !== '';
+    return { generation: found?.incarnation?.generation ?? 0, isKnown };
   }
 
   /** Sets faults for the next requests of a worker. */
@@ -249,7 +254,7 @@ export class World implements AsyncDisposable {
 }
 
 function drawFault(draw: Draw, model: string): FaultRule {
-  const leg = draw.pick(['prefill', 'prefill', 'decode', 'decode', 'plain'] as const);
+  const leg = draw.pick(['prefill', 'prefill', 'prefill', 'decode', 'decode', 'decode', 'plain'] as const);
   const common = { leg, model, count: draw.int(1, 2) };
   const status = { ...common, kind: 'status', status: draw.pick([400, 429, 500, 500, 502, 503]) } as const;
   const stall = { ...common, kind: 'stall', ms: draw.int(10, 250) } as const;
@@ -259,7 +264,8 @@ function drawFault(draw: Draw, model: string): FaultRule {
   const patched = { ...common, kind: 'patch_handle', patch: draw.pick(MALFORMED) ?? {} } as const;
   const unread = { ...common, kind: 'load_failure' } as const;
   const none = { ...common, kind: 'no_handle' } as const;
-  if (leg === 'prefill') return draw.pick<FaultRule>([status, stall, slow, reset, reset, patched, unread, unread, none]);
+  if (leg === 'prefill')
+    return draw.pick<FaultRule>([status, stall, slow, reset, reset, patched, unread, unread, none]);
   const events = draw.int(0, 6);
   const stampless = { ...common, kind: 'patch_handle', patch: { remote_blocks_expiry_time: undefined } } as const;
   return draw.pick<FaultRule>([

@@ -5,7 +5,6 @@ import { createLogger } from '../../src/obs/log.ts';
 import { POLICIES } from '../../src/policies/index.ts';
 import { type Running, startBaton } from '../../src/roles.ts';
 import type { SimOptions } from '../../src/sim/options.ts';
-import { startSimPools } from '../../src/sim/pools.ts';
 import { type Sim, startSim } from '../../src/sim/start-sim.ts';
 
 /** baton in this process, in front of simulated engines that the test controls. */
@@ -28,6 +27,8 @@ export interface HarnessOptions {
   readonly prefill?: number;
   readonly decode?: number;
   readonly engine?: Omit<SimOptions, 'role' | 'port' | 'sidePort'>;
+  /** What one engine of a pool has of its own. */
+  readonly engineOf?: (role: 'prefill' | 'decode', index: number) => SimOptions;
   /** Content of a configuration file; the pools are added by the harness. */
   readonly yaml?: string;
   readonly flags?: Readonly<Record<string, string | readonly string[]>>;
@@ -63,12 +64,21 @@ export async function startQuietly(config: Config): Promise<{ baton: Running; lo
 export async function startHarness(options: HarnessOptions = {}): Promise<Harness> {
   await using stack = new AsyncDisposableStack();
   const engine = { ...options.engine };
-  const pools = stack.use(await startSimPools({ prefill: options.prefill ?? 2, decode: options.decode ?? 2, engine }));
+  const startPool = (role: 'prefill' | 'decode', count: number) =>
+    Promise.all(
+      Array.from({ length: count }, async (_, index) => {
+        const sim = await startSim({ ...engine, ...options.engineOf?.(role, index), role });
+        stack.defer(() => sim.close());
+        return sim;
+      }),
+    );
+  const prefill = await startPool('prefill', options.prefill ?? 2);
+  const decode = await startPool('decode', options.decode ?? 2);
   const plain = await startSim({ ...engine, role: 'both', connector: 'none' });
   stack.defer(() => plain.close());
   const flags = {
-    prefill: pools.prefill.map(({ url }) => url),
-    decode: pools.decode.map(({ url }) => url),
+    prefill: prefill.map(({ url }) => url),
+    decode: decode.map(({ url }) => url),
     ...options.flags,
   };
   const config = configOf(flags, options.yaml, options.env);
@@ -81,13 +91,13 @@ export async function startHarness(options: HarnessOptions = {}): Promise<Harnes
     url,
     adminUrl: `http://${admin}`,
     rpcUrl: `http://${rpc}`,
-    prefill: pools.prefill,
-    decode: pools.decode,
+    prefill,
+    decode,
     plain,
     log,
     config,
     async ready() {
-      const engines = pools.prefill.length + pools.decode.length;
+      const engines = prefill.length + decode.length;
       for (;;) {
         const health = (await (await fetch(`${url}/health`)).json()) as { instances: { ready?: number } };
         if (health.instances.ready === engines) return;

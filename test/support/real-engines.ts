@@ -63,22 +63,16 @@ export async function realEngines(set: EngineSet): Promise<RealEngines> {
   if (prefill !== undefined && decode !== undefined && plain !== undefined) {
     return { prefill: prefill.split(','), decode, plain, restartDecode: undefined, async [Symbol.asyncDispose]() {} };
   }
-  const home = process.env['BATON_REAL_DIR'] ?? join(tmpdir(), 'baton-real-engines');
-  const venv = join(home, 'venv');
-  const overlay = join(venv, 'overlay-0.33');
-  const scripts = resolve(SHARED, 'engines');
-  if (!existsSync(join(overlay, 'vllm-0.33.0+cpu.dist-info'))) {
-    await run('bash', [join(scripts, 'install.sh'), venv, 'overlay'], {});
-  }
+  const { home, python, overlay, scripts, model } = await realInstallation(set.version, set.tokens);
   const base = await findBase();
   const env = {
-    ENGINE_PY: join(venv, 'bin/python'),
+    ENGINE_PY: python,
     RUN_DIR: join(home, `run-${base}`),
-    MODEL_DIR: join(home, `model-${set.tokens}`),
+    MODEL_DIR: model,
     TOKENS: set.tokens,
     LEASE: '60',
     D_TTL: '60',
-    ...(set.version === '0.33' ? { VLLM_OVERLAY: overlay } : {}),
+    ...(overlay === undefined ? {} : { VLLM_OVERLAY: overlay }),
   };
   const engines = join(scripts, 'engines.py');
   const prefills = Array.from({ length: set.prefill }, (_, i) => `p${i + 1}:p`);
@@ -96,6 +90,39 @@ export async function realEngines(set: EngineSet): Promise<RealEngines> {
       await run('python3', [engines, 'down'], env);
     },
   };
+}
+
+/** Where real vLLM is installed. */
+interface RealInstallation {
+  /** Folder of everything that the tests keep. */
+  readonly home: string;
+  readonly python: string;
+  /** Goes in front of PYTHONPATH; undefined for the version that is installed. */
+  readonly overlay: string | undefined;
+  /** Folder of the handed scripts. */
+  readonly scripts: string;
+  /** Folder of the tiny model. */
+  readonly model: string;
+}
+
+/** Installs real vLLM with the handed scripts and makes the tiny model, unless an earlier run has. */
+export async function realInstallation(
+  version: EngineSet['version'],
+  tokens: EngineSet['tokens'],
+): Promise<RealInstallation> {
+  const home = process.env['BATON_REAL_DIR'] ?? join(tmpdir(), 'baton-real-engines');
+  const venv = join(home, 'venv');
+  const overlay = join(venv, 'overlay-0.33');
+  const scripts = resolve(SHARED, 'engines');
+  if (!existsSync(join(overlay, 'vllm-0.33.0+cpu.dist-info'))) {
+    await run('bash', [join(scripts, 'install.sh'), venv, 'overlay'], {});
+  }
+  const python = join(venv, 'bin/python');
+  const model = join(home, `model-${tokens}`);
+  if (!existsSync(join(model, 'config.json'))) {
+    await run(python, [join(scripts, 'make_model.py'), model, '--tokens', tokens], { HF_HUB_OFFLINE: '1' });
+  }
+  return { home, python, overlay: version === '0.33' ? overlay : undefined, scripts, model };
 }
 
 function run(command: string, args: readonly string[], env: Readonly<Record<string, string>>): Promise<string> {

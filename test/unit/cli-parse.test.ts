@@ -2,6 +2,7 @@ import { describe, expect, test } from 'vitest';
 import { tidyArguments } from '../../src/cli/arguments.ts';
 import { parseCommand } from '../../src/cli/parse-command.ts';
 import { FLAGS } from '../../src/config/flags.ts';
+import { LAUNCH_FLAGS } from '../../src/launch/flags.ts';
 
 function parse(line: string) {
   return parseCommand(
@@ -9,6 +10,30 @@ function parse(line: string) {
     'baton 1.2.3 (node v0)',
   );
 }
+
+describe('launch', () => {
+  test('words for the engines are not flags of baton, whatever they look like', () => {
+    expect(parse('launch --prefill 3 --sim --engine-arg --port --engine-arg=--host --baton-arg --prefill')).toEqual({
+      kind: 'launch',
+      flags: { prefill: '3', sim: 'true', 'engine-arg': ['--port', '--host'], 'baton-arg': ['--prefill'] },
+    });
+    expect(parse('launch')).toEqual({ kind: 'launch', flags: {} });
+  });
+
+  test('every flag is understood', () => {
+    for (const { flag, kind } of LAUNCH_FLAGS) {
+      const value = kind === 'switch' ? 'true' : kind === 'list' ? ['x'] : 'x';
+      expect(parse(`launch --${flag}${kind === 'switch' ? '' : ' x'}`), flag).toEqual({
+        kind: 'launch',
+        flags: { [flag]: value },
+      });
+    }
+  });
+
+  test('an unknown flag is a mistake', () => {
+    expect(parse('launch --modle x')).toEqual({ kind: 'usage', message: expect.stringContaining('--model') });
+  });
+});
 
 function flags(line: string): unknown {
   const command = parse(line);

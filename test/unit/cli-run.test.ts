@@ -21,6 +21,7 @@ function fakeHost(line: string, parts: Partial<CliHost> = {}) {
     env: {},
     version: '1.2.3',
     nodeVersion: 'v0',
+    self: ['baton'],
     terminal: false,
     readLine: async () => new Uint8Array(),
     out: (text) => {
@@ -42,6 +43,7 @@ function fakeHost(line: string, parts: Partial<CliHost> = {}) {
     stopRequested: async () => {
       seen.events.push('asked to stop');
     },
+    signalGroup: () => false,
     ...parts,
   };
   return { host, seen };

@@ -174,16 +174,6 @@ describe('the LMCache example', () => {
       '--num-decoders: 2 ports from 65535 on go beyond 65535',
     ]);
   });
-
-  test("the decoders' own ports count up with them", () => {
-    const countsUp = (flags: RawFlags) => {
-      const loaded = load(flags);
-      return loaded.kind === 'ok' && loaded.config.lmcache.decoderPortsCountUp;
-    };
-    expect(countsUp({ 'num-decoders': '2' })).toBe(true);
-    expect(countsUp({ 'num-prefillers': '2' })).toBe(false);
-    expect(countsUp({ 'decoder-port': ['1,2'], 'num-decoders': '2' })).toBe(false);
-  });
 });
 
 describe('an engine named twice', () => {

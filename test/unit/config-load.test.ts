@@ -79,11 +79,15 @@ describe('defaults', () => {
       health: { intervalMs: 5000, timeoutMs: 2000, failures: 3 },
       log: { level: 'info', format: 'json' },
       lmcache: {
-        decoderInitPorts: [8300],
-        decoderAllocPorts: [8400],
-        decoderPortsCountUp: false,
         proxyHost: 'localhost',
         proxyPort: 8500,
+        receivers: {},
+        notices: {},
+        noticeTimeoutMs: 15_000,
+        bufferBytes: 2 ** 31,
+        chunkTokens: 256,
+        kvBytesPerToken: 131_072,
+        uncarried: 'refuse',
       },
     } satisfies Config);
   });
@@ -416,10 +420,9 @@ describe('what belongs together', () => {
       '--decoder-init-port: has no effect with the nixl connector',
       '--proxy-port: has no effect with the nixl connector',
     ]);
-    const config = good({ flags: { ...flags, 'kv-connector': 'lmcache' } });
-    expect(config.lmcache).toMatchObject({
-      decoderInitPorts: [7300, 7301],
-      decoderAllocPorts: [8400],
+    const lmcache = { ...flags, 'decoder-alloc-port': ['8400,8401'], 'kv-connector': 'lmcache' };
+    expect(good({ flags: lmcache }).lmcache).toMatchObject({
+      receivers: { 'localhost:8200': { initPorts: [7300, 7301], allocPorts: [8400, 8401] } },
       proxyPort: 7500,
     });
     expect(problems({ flags: { 'decoder-init-port': ['7300', 'x'] } })[0]).toMatch(

@@ -38,6 +38,8 @@ const TABLE: Readonly<Record<string, Row>> = {
   obs: { areas: ['core', 'gen'], packages: ['pino', 'prom-client', 'node:'] },
   stores: { areas: ['core', 'gen', 'call'], packages: [PROTOBUF, 'node:'] },
   engine: { areas: ['core', 'gen', 'call', 'obs'], packages: [PROTOBUF, 'undici', 'node:'] },
+  // The one place that loads ZMQ, and is loaded only with a connector that needs it.
+  'engine/notices': { packages: ['zeromq', '@msgpack/msgpack'] },
   services: {
     areas: ['core', 'gen', 'call', 'engine', 'obs', 'policies/policy', 'connectors/connector', 'stores/store'],
     types: ['config'],
@@ -57,12 +59,14 @@ const TABLE: Readonly<Record<string, Row>> = {
     packageTypes: ['@connectrpc/connect'],
   },
   sim: { areas: ['core'], packages: ['node:'] },
+  'sim/notice-socket': { packages: ['zeromq', '@msgpack/msgpack'] },
   roles: { areas: [EVERYTHING], packages: [EVERYTHING] },
-  cli: { areas: ['roles', 'config', 'sim', 'core', 'obs'], packages: ['commander', 'yaml', 'node:'] },
+  launch: { areas: ['core', 'gen', 'config', 'obs'], packages: ['node:'] },
+  cli: { areas: ['roles', 'config', 'launch', 'sim', 'core', 'obs'], packages: ['commander', 'yaml', 'node:'] },
   // Tells an unknown name in the configuration from a known one without loading the servers behind roles.ts.
   'cli/run': {
     areas: ['config', 'sim', 'core', 'obs', 'policies/index', 'connectors/index', 'stores/index'],
-    types: ['roles'],
+    types: ['roles', 'launch'],
     packages: ['node:'],
   },
   bin: { areas: ['cli', 'roles', 'config/version'], types: ['config', 'obs'], packages: ['node:'] },

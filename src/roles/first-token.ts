@@ -1,0 +1,96 @@
+import type { Config, InstanceConfig } from '../config/schema.ts';
+import { CONNECTORS } from '../connectors/index.ts';
+import type { Connector, FirstTokenConnector, Receiver } from '../connectors/connector.ts';
+import type { EngineClient } from '../engine/client.ts';
+import type { Notices } from '../engine/notices.ts';
+import type { Metrics } from '../obs/metrics.ts';
+import { BufferAdmission } from '../services/buffer-admission.ts';
+import { Drains } from '../services/drains.ts';
+import type { FirstTokenDeps } from '../services/first-token-deps.ts';
+import type { EngineHeadersOf } from './facade.ts';
+import { failStart } from './listen.ts';
+
+/** How long after a prefill its KV is still waited for, in order to take it out of the decode engine's buffer. */
+const LATE_MS = 60_000;
+
+/** The connector of this process if it is one that hands over the first token. */
+export function firstTokenConnector(config: Config): FirstTokenConnector | undefined {
+  const connectors: Readonly<Record<string, Connector>> = CONNECTORS;
+  const connector = connectors[config.kvConnector];
+  return connector?.runner === 'first-token' ? connector : undefined;
+}
+
+/** Opens the notice socket; ZMQ is loaded here and nowhere else. */
+export async function openNotices(config: Config, metrics: Metrics, stack: AsyncDisposableStack): Promise<Notices> {
+  const { Notices } = await import('../engine/notices.ts');
+  const { proxyHost: host, proxyPort: port } = config.lmcache;
+  const observe = (result: string) => metrics.noticed(result);
+  return stack.use(
+    await Notices.open({ host, port, observe }).catch((error: unknown) => failStart(error, host, port, '--proxy-port')),
+  );
+}
+
+/** What the facade needs for such a connector. */
+export function buildFirstToken(parts: {
+  readonly config: Config;
+  readonly connector: FirstTokenConnector;
+  readonly instances: readonly InstanceConfig[];
+  readonly notices: Notices;
+  readonly engines: EngineClient;
+  readonly engineHeaders: EngineHeadersOf;
+  readonly metrics: Metrics;
+  readonly stack: AsyncDisposableStack;
+}): FirstTokenDeps {
+  const { config, connector, instances, notices, engines, engineHeaders, metrics, stack } = parts;
+  const { lmcache } = config;
+  const receivers = new Map<string, Receiver>([...Object.entries(lmcache.receivers), ...simReceivers(config, instances)]);
+  const receiverOf = (id: string) => receivers.get(id);
+  const noticesOf = (id: string) => lmcache.notices[id] ?? lmcache.defaultNotices;
+  const slotBytes = lmcache.kvBytesPerToken * lmcache.chunkTokens;
+  const drains = stack.use(
+    new Drains({
+      engines,
+      engineHeaders,
+      lateMs: Math.max(LATE_MS, lmcache.noticeTimeoutMs),
+      observe: (result) => metrics.drained(result),
+    }),
+  );
+  return {
+    connector,
+    notices,
+    receiverOf,
+    noticesOf,
+    admission: new BufferAdmission({
+      chunkTokens: lmcache.chunkTokens,
+      // Each rank has a buffer and its share of the KV; where one rank alone stores (MLA), it has all of it.
+      slotsOf: (id) => {
+        if (slotBytes === 0) return Number.POSITIVE_INFINITY;
+        const ranks = receivers.get(id)?.initPorts.length ?? 1;
+        return Math.floor((lmcache.bufferBytes * Math.max(1, Math.min(ranks, lmcache.defaultNotices ?? ranks))) / slotBytes);
+      },
+    }),
+    drains,
+    noticeMs: lmcache.noticeTimeoutMs,
+    uncarried: lmcache.uncarried,
+  };
+}
+
+/** Simulated decode engines bring their ports along. */
+function simReceivers(config: Config, instances: readonly InstanceConfig[]): readonly (readonly [string, Receiver])[] {
+  if (config.sim === undefined) return [];
+  return instances.flatMap(({ id, url, lmcache }) =>
+    lmcache?.initPorts === undefined || lmcache.allocPorts === undefined
+      ? []
+      : [
+          [
+            id,
+            {
+              host: new URL(url).hostname,
+              initPorts: lmcache.initPorts,
+              allocPorts: lmcache.allocPorts,
+              queryPorts: [],
+            },
+          ] as const,
+        ],
+  );
+}

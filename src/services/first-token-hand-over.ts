@@ -1,0 +1,420 @@
+import { create } from '@bufbuild/protobuf';
+import { type Plan, PlanMode, PlanSchema, type Target } from '../../gen/baton/v1/router_pb.ts';
+import { BatonError } from '../core/errors.ts';
+import {
+  type Composition,
+  endedStream,
+  endedUsage,
+  endedWhole,
+  type FirstToken,
+  headEvents,
+  reshapeEvent,
+  reshapeWhole,
+  whyNotSplit,
+} from '../core/first-token.ts';
+import { findMember, scanArray, scanObject, spliceObject } from '../core/json-scan.ts';
+import { DONE_EVENT, errorEvent } from '../core/openai-error.ts';
+import type { ClientSink } from './client-sink.ts';
+import { type DecodeResult, type ReplyFacts, runDecodeLeg } from './decode-leg.ts';
+import type { Transfer } from './drains.ts';
+import type { FirstTokenDeps } from './first-token-deps.ts';
+import { COMPLETIONS_PATH, type Destination, FirstTokenPrefill, untilGone } from './first-token-prefill.ts';
+import type { GenerateRequest, HandOverDeps, HandOverReport } from './hand-over.ts';
+import { type Refusal, refusalOf } from './leg.ts';
+import { describePlan, LegBook } from './leg-book.ts';
+import { outcomeName } from './router.ts';
+import { StartedSink } from './started-sink.ts';
+import { type TokenizedPrompt, tokenize } from './tokenize.ts';
+
+/** Runs a plan with one leg: D answers from the client's own body. */
+type RunAlone = (plan: Plan) => Promise<HandOverReport>;
+
+/** Without the prompt's tokens there is no hand-over: their limit is not the one that reuse can do without. */
+const TOKENIZE_MS = 10_000;
+const MUTE = { top: ['kv_transfer_params', 'ec_transfer_params'], choice: [] };
+
+/**
+ * Serves one request where P generates the first token and writes its KV into D's buffer. The client gets that token at
+ * once; D is asked when P's notices are there, or, when they stay away, to compute the prompt itself.
+ */
+export function handOverFirstToken(
+  deps: HandOverDeps,
+  own: FirstTokenDeps,
+  request: GenerateRequest,
+  sink: ClientSink,
+  plan: Plan,
+  runAlone: RunAlone,
+): Promise<HandOverReport> {
+  return new FirstTokenHandOver(deps, own, request, sink, plan, runAlone).run();
+}
+
+class FirstTokenHandOver {
+  readonly #deps: HandOverDeps;
+  readonly #own: FirstTokenDeps;
+  readonly #request: GenerateRequest;
+  readonly #sink: ClientSink;
+  readonly #plan: Plan;
+  readonly #book: LegBook;
+  readonly #prefill: FirstTokenPrefill;
+  readonly #runAlone: RunAlone;
+  #decodeId: string | undefined;
+  #noHandle: string | undefined;
+  /** When the client got the first token, on the caller's clock; 0: not yet. */
+  #shownAt = 0;
+  /** D answers alone, and that run reports by itself. */
+  #delegated = false;
+
+  constructor(
+    deps: HandOverDeps,
+    own: FirstTokenDeps,
+    request: GenerateRequest,
+    sink: ClientSink,
+    plan: Plan,
+    runAlone: RunAlone,
+  ) {
+    this.#deps = deps;
+    this.#own = own;
+    this.#request = request;
+    this.#sink = sink;
+    this.#plan = plan;
+    this.#book = new LegBook(deps, request, plan);
+    this.#prefill = new FirstTokenPrefill(deps, own, request, sink, this.#book);
+    this.#runAlone = runAlone;
+  }
+
+  async run(): Promise<HandOverReport> {
+    let report: HandOverReport;
+    try {
+      report = await this.#runPlan();
+    } catch (error) {
+      this.#book.report(true, 0, undefined);
+      throw error;
+    }
+    if (!this.#delegated) {
+      this.#book.report(true, report.reply?.status ?? report.refusal?.status ?? 0, report.reply);
+    }
+    return report;
+  }
+
+  async #runPlan(): Promise<HandOverReport> {
+    const { connector, uncarried, receiverOf, admission } = this.#own;
+    const obstacle = connector.uncarried(this.#request);
+    if (obstacle !== undefined && uncarried === 'refuse') return this.#end('refused', refuse(obstacle), undefined);
+    const { prefill, prefillFallbacks, decode } = this.#plan;
+    if (this.#plan.mode === PlanMode.DECODE_LOCAL || prefill === undefined || decode === undefined) {
+      this.#delegated = true;
+      return this.#runAlone(this.#plan);
+    }
+    if (obstacle !== undefined) return this.#alone('not_carried');
+    if (connector.unproven(this.#request)) return this.#alone('unproven_member');
+    const limits = connector.readLimits(this.#request);
+    if (limits.kind === 'odd') return this.#alone('odd_limit');
+    const receiver = receiverOf(decode.instanceId);
+    if (receiver === undefined) return this.#alone('no_receiver');
+    const prompt = await this.#tokenize([prefill, decode]);
+    if (prompt === 'gone') return this.#end('gone', undefined, undefined);
+    if (prompt === undefined || prompt.ids.length === 0) return this.#alone('no_tokens');
+    const max = limits.max ?? (prompt.maxModelLen === undefined ? undefined : prompt.maxModelLen - prompt.ids.length);
+    if (max === undefined || max < 1) return this.#alone('odd_limit');
+
+    const { queueMs } = this.#deps.limits;
+    const ticket = await admission.take(decode.instanceId, prompt.ids.length, this.#sink.signal, queueMs);
+    if (ticket.kind === 'gone') return this.#end('gone', undefined, undefined);
+    if (ticket.kind !== 'taken') return this.#alone(`buffer_${ticket.kind}`);
+    const { hold, done } = shares(ticket.release);
+    try {
+      const destination = { decode, receiver, promptTokenIds: prompt.ids, hold };
+      return await this.#handOver([prefill, ...prefillFallbacks], destination, max);
+    } finally {
+      done();
+    }
+  }
+
+  async #handOver(prefills: readonly Target[], destination: Destination, max: number): Promise<HandOverReport> {
+    const outcome = await this.#prefill.run(prefills, destination);
+    if (outcome.kind === 'gone') return this.#end('gone', undefined, undefined);
+    if (outcome.kind === 'stop') return this.#end(outcome.ending, outcome.refusal, undefined);
+    if (outcome.kind === 'none') return this.#alone('no_first_token');
+    const { first, transfer } = outcome;
+    const composition = this.#compose(first, destination);
+    const { drains, connector } = this.#own;
+    if (first.finishReason !== 'length' || max === 1) {
+      drains.free(transfer);
+      return this.#answerEnded(composition);
+    }
+    const obstacle = whyNotSplit(first.text, connector.stops(this.#request));
+    if (obstacle !== undefined) {
+      drains.free(transfer);
+      return this.#alone(obstacle);
+    }
+    try {
+      return await this.#goOn(composition, transfer, max);
+    } catch (error) {
+      drains.free(transfer);
+      throw error;
+    }
+  }
+
+  /** The reply ends with P's token: D has nothing to do. */
+  #answerEnded(composition: Composition): HandOverReport {
+    const { first } = composition;
+    const reply: ReplyFacts = { ...NO_FACTS, usage: endedUsage(composition), contentAt: this.#deps.now() };
+    if (this.#request.facts.stream) {
+      this.#sink.start(200, { ...this.#streamHeaders() });
+      this.#sink.write(endedStream(composition, first.finishReason));
+    } else {
+      const body = endedWhole(composition, first.finishReason);
+      const length = String(body.byteLength);
+      this.#sink.start(200, { ...this.#replyHeaders(), 'content-type': 'application/json', 'content-length': length });
+      this.#sink.write(body);
+    }
+    this.#sink.end();
+    return this.#end('ok', undefined, reply);
+  }
+
+  async #goOn(composition: Composition, transfer: Transfer, max: number): Promise<HandOverReport> {
+    const { drains, noticeMs } = this.#own;
+    if (this.#request.facts.stream) {
+      this.#sink.start(200, this.#streamHeaders());
+      this.#sink.write(headEvents(composition));
+      this.#shownAt = this.#deps.now();
+    }
+    const waited = await untilGone(within(transfer.waiter.arrived, noticeMs), this.#sink.signal);
+    if (waited === 'gone') {
+      drains.free(transfer);
+      return this.#end('gone', undefined, undefined);
+    }
+    if (!transfer.waiter.isComplete) this.#noHandle = 'notice_timeout';
+    return this.#decodeInTurn(composition, transfer, max);
+  }
+
+  /** D, and when it fails before it said anything, another one once: that computes the prompt itself. */
+  async #decodeInTurn(composition: Composition, transfer: Transfer, max: number): Promise<HandOverReport> {
+    const { drains } = this.#own;
+    let queue = [transfer.decode, ...this.#plan.decodeFallbacks];
+    let settled = false;
+    let fresh = false;
+    let moved = false;
+    for (;;) {
+      const [decode, ...others] = queue;
+      if (decode === undefined) throw new BatonError({ reason: 'INTERNAL', message: 'No decode instance is left.' });
+      const wasThere = transfer.waiter.isComplete;
+      const { result, wrote } = await this.#decode(decode, composition, max, fresh);
+      const onSame = result.kind === 'failed' && result.cause === 'stale' && !fresh;
+      if (!settled && !onSame) {
+        settled = true;
+        // Only a request that came after the notices has emptied the buffer; what comes late has to be taken out.
+        const hasRead = wasThere && (wrote || result.kind === 'relayed' || result.kind === 'broken');
+        if (hasRead) drains.settle(transfer);
+        else drains.free(transfer);
+      }
+      if (result.kind === 'gone') return this.#end('gone', undefined, undefined);
+      if (result.kind === 'relayed') return this.#end('ok', undefined, this.#factsOf(result.facts));
+      if (result.kind === 'broken') return this.#end('broken', undefined, this.#factsOf(result.facts));
+      if (result.kind === 'refused') return this.#fail('refused', result.refusal);
+      const { cause, refusal } = result;
+      if (cause === 'not_sent' || cause === 'late') {
+        if (others.length === 0) return this.#fail('failed', refusal);
+        queue = others;
+        continue;
+      }
+      if (cause === 'started' || (!onSame && (moved || others.length === 0))) return this.#fail('failed', refusal);
+      if (!this.#book.mayRetry(cause)) return this.#fail('failed', refusal);
+      fresh = true;
+      if (onSame) continue;
+      queue = others;
+      moved = true;
+    }
+  }
+
+  async #decode(
+    target: Target,
+    composition: Composition,
+    max: number,
+    fresh: boolean,
+  ): Promise<{ readonly result: DecodeResult; readonly wrote: boolean }> {
+    const { engines, limits, now, unhealthyForMs } = this.#deps;
+    const { facts } = this.#request;
+    this.#decodeId = target.instanceId;
+    const { promptTokenIds, first } = composition;
+    const edits = this.#own.connector.decode(this.#request, promptTokenIds, first.tokenId, max);
+    const { request, auth } = this.#book.makeRequest(target, edits, fresh, COMPLETIONS_PATH);
+    const sink = new StartedSink(this.#sink, facts.stream);
+    const startedAt = now();
+    const result = await runDecodeLeg(engines, request, sink, {
+      auth,
+      mute: MUTE,
+      reshape: {
+        event: (event) => reshapeEvent(composition, event),
+        whole: (body) => reshapeWhole(composition, body),
+      },
+      captureTokens: false,
+      headers: this.#replyHeaders(),
+      streamed: facts.stream,
+      severalChoices: false,
+      firstContentMs: limits.firstContentMs,
+      wholeReplyMs: limits.wholeReplyMs,
+      idleMs: limits.idleMs,
+      holdBytes: limits.holdBytes,
+      bufferBytes: limits.streamBufferBytes,
+      isHopeless: () => unhealthyForMs(target.instanceId) >= HOPELESS_MS,
+      now,
+    });
+    this.#book.noteDecode(target, result, startedAt);
+    return { result, wrote: sink.wrote };
+  }
+
+  /** The engines' word for the prompt, from the first that gives it. */
+  async #tokenize(engines: readonly Target[]): Promise<TokenizedPrompt | undefined | 'gone'> {
+    const { engineHeaders, limits } = this.#deps;
+    const { api, authorization } = this.#request;
+    const { signal } = this.#sink;
+    const timeoutMs = limits.tokenizeMs === 0 ? 0 : Math.max(limits.tokenizeMs, TOKENIZE_MS);
+    const prompt = withBarePrompt(this.#request);
+    for (const { instanceId, url } of engines) {
+      const { headers } = engineHeaders(instanceId, authorization);
+      const found = await tokenize(this.#deps.engines, { ...prompt, url, headers, api, timeoutMs, signal });
+      if (signal.aborted) return 'gone';
+      if (found !== undefined) return found;
+    }
+    return undefined;
+  }
+
+  #compose(first: FirstToken, { promptTokenIds }: Destination): Composition {
+    const { api, facts, body, scan } = this.#request;
+    const member = findMember(scan, 'stream_options');
+    const options = member?.type === 'object' ? scanObject(body, member.valueStart, member.valueEnd) : undefined;
+    const asked = (key: string) => options?.kind === 'object' && findMember(options, key)?.type === 'true';
+    return {
+      api,
+      first,
+      promptTokenIds,
+      showTokenIds: facts.returnTokenIds,
+      topLogprobs: this.#own.connector.topLogprobs(this.#request),
+      includeUsage: asked('include_usage'),
+      continuousUsage: asked('include_usage') && asked('continuous_usage_stats'),
+    };
+  }
+
+  /** D does it all; the legs before it are told under the same plan. */
+  async #alone(reason: string): Promise<HandOverReport> {
+    this.#book.report(false, 0, undefined);
+    this.#delegated = true;
+    const report = await this.#runAlone(create(PlanSchema, { ...this.#plan, mode: PlanMode.DECODE_LOCAL, reason }));
+    const { legs, retries } = this.#book;
+    return {
+      ...report,
+      prefillId: this.#prefill.instanceId,
+      prefillMs: this.#prefill.tookMs,
+      noHandle: reason,
+      legs: [...legs, ...report.legs],
+      retries: [...retries, ...report.retries],
+    };
+  }
+
+  /** After the first token was shown a failure can only be told in the stream. */
+  #fail(ending: 'refused' | 'failed', refusal: Refusal): HandOverReport {
+    if (this.#shownAt === 0) return this.#end(ending, refusal, undefined);
+    this.#sink.write(errorEvent(refusal.error));
+    this.#sink.write(DONE_EVENT);
+    this.#sink.end();
+    return this.#end('broken', undefined, { ...NO_FACTS, contentAt: this.#shownAt });
+  }
+
+  #factsOf(facts: ReplyFacts): ReplyFacts {
+    return { ...facts, contentAt: this.#shownAt === 0 ? facts.contentAt : this.#shownAt };
+  }
+
+  #replyHeaders(): Record<string, string> {
+    const { requestId, debug } = this.#request;
+    return { 'x-request-id': requestId, ...(debug ? { 'x-baton-plan': describePlan(this.#book, this.#noHandle) } : {}) };
+  }
+
+  #streamHeaders(): Record<string, string> {
+    return {
+      'content-type': 'text/event-stream; charset=utf-8',
+      'cache-control': 'no-cache',
+      'x-accel-buffering': 'no',
+      ...this.#replyHeaders(),
+    };
+  }
+
+  #end(ending: HandOverReport['ending'], refusal: Refusal | undefined, reply: ReplyFacts | undefined): HandOverReport {
+    const { retries, legs } = this.#book;
+    return {
+      plan: this.#plan,
+      prefillId: this.#prefill.instanceId,
+      decodeId: this.#decodeId,
+      ending,
+      refusal,
+      reply,
+      prefillMs: this.#prefill.tookMs,
+      noHandle: this.#noHandle,
+      outcome: outcomeName(this.#book.outcome),
+      retries,
+      legs,
+    };
+  }
+}
+
+/** A silent D that has failed its health checks for so long is given up. */
+const HOPELESS_MS = 20_000;
+
+const NO_FACTS: ReplyFacts = {
+  status: 200,
+  usage: undefined,
+  kvTransferParams: undefined,
+  contentAt: 0,
+  promptTokenIds: undefined,
+  tokenIds: [],
+  pausedMs: 0,
+};
+
+function refuse({ param, message }: { readonly param: string; readonly message: string }): Refusal {
+  const text = `\`${param}\` cannot be served here with this value: ${message}.`;
+  return refusalOf(new BatonError({ reason: 'INVALID_ARGUMENT', message: text, param }));
+}
+
+/** Something that several may hold; it is let go when all of them and its owner (`done`) have. */
+function shares(release: () => void): { readonly hold: () => () => void; readonly done: () => void } {
+  let holders = 0;
+  const hold = () => {
+    let held = true;
+    holders += 1;
+    return () => {
+      if (!held) return;
+      held = false;
+      holders -= 1;
+      if (holders === 0) release();
+    };
+  };
+  return { hold, done: hold() };
+}
+
+/** Resolves with the promise or after the time, 0 = no limit. */
+function within(arrived: Promise<void>, ms: number): Promise<void> {
+  if (ms === 0) return arrived;
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, ms);
+    // The client may have left meanwhile; that must not keep the process.
+    timer.unref();
+    void arrived.then(() => {
+      clearTimeout(timer);
+      resolve();
+    });
+  });
+}
+
+/** One text in a list is a prompt to the completions API and none to `/tokenize`. */
+function withBarePrompt({ body, scan }: GenerateRequest): Pick<GenerateRequest, 'body' | 'scan'> {
+  const prompt = findMember(scan, 'prompt');
+  // A list of token ids may be long, and is none of texts.
+  const isList = prompt?.type === 'array' && body[prompt.valueEnd - 2] === 0x22;
+  const items = isList ? scanArray(body, prompt.valueStart, prompt.valueEnd) : undefined;
+  const [only] = items ?? [];
+  if (items?.length !== 1 || only?.type !== 'string') return { body, scan };
+  const text = body.subarray(only.valueStart, only.valueEnd);
+  const bare = spliceObject(body, scan, { set: new Map([['prompt', text]]), drop: new Set() });
+  const again = scanObject(bare);
+  return again.kind === 'object' ? { body: bare, scan: again } : { body, scan };
+}

@@ -1,0 +1,176 @@
+import { create } from '@bufbuild/protobuf';
+import type { Client } from '@connectrpc/connect';
+import { describe, expect, test } from 'vitest';
+import {
+  EngineInfoSchema,
+  IncarnationSchema,
+  type Instance,
+  KvSettingsSchema,
+  ModelCardSchema,
+} from '../../gen/baton/v1/instance_pb.ts';
+import {
+  EntrySchema,
+  GetEntryResponseSchema,
+  type KVCacheStore,
+  MissReason,
+  MissSchema,
+  ReleaseClaimResponseSchema,
+  TakeEntryResponseSchema,
+  TakenEntrySchema,
+} from '../../gen/baton/v1/kv_cache_store_pb.ts';
+import { RequestFactsSchema, ReuseOutcome } from '../../gen/baton/v1/router_pb.ts';
+import { PromptTokensSchema } from '../../gen/baton/v1/tokens_pb.ts';
+import { compatGroup } from '../../src/core/compat.ts';
+import { decodeKvTransferParams } from '../../src/core/kv-transfer.ts';
+import { BidirectionalTrials } from '../../src/services/bidirectional-trials.ts';
+import { ConversationMemory } from '../../src/services/conversation-memory.ts';
+import { ReusePlanner } from '../../src/services/reuse-planner.ts';
+import { decodeOf, prefillOf } from '../support/plan-instances.ts';
+
+const known = (bidirectional = 'auto') => ({
+  incarnation: create(IncarnationSchema, { generation: 1 }),
+  models: [create(ModelCardSchema, { id: 'm', root: 'weights' })],
+  engine: create(EngineInfoSchema, { kind: 'vllm', version: '0.33.0', blockSize: 16, templateFingerprint: 'f' }),
+  kv: create(KvSettingsSchema, { bidirectional, loadFailurePolicy: 'fail' }),
+});
+const [P1, P2, D1, D2] = [
+  prefillOf('p1', known()),
+  prefillOf('p2', known()),
+  decodeOf('d1', known()),
+  decodeOf('d2', known()),
+];
+const TOKENS = 128;
+
+const HANDLE = {
+  do_remote_prefill: false,
+  do_remote_decode: true,
+  remote_block_ids: [[1, 2, 3, 4, 5, 6, 7, 8]],
+  remote_engine_id: 'e',
+  remote_request_id: 'r',
+  remote_host: '10.0.0.2',
+  remote_port: 5601,
+  remote_num_tokens: TOKENS,
+  remote_blocks_expiry_time: 5.5,
+};
+
+function entryOf(owner: Instance) {
+  const { id, incarnation } = owner;
+  return create(EntrySchema, {
+    entryId: `entry-of-${id}`,
+    owner: { instanceId: id, compatGroup: compatGroup(owner), ...(incarnation === undefined ? {} : { incarnation }) },
+    storedTokens: TOKENS,
+    engineBlockSize: 16,
+  });
+}
+
+/** A store with entries of the given owners; a take gives the entry of `taken`. */
+function setUp(options: {
+  readonly owners: readonly Instance[];
+  readonly taken?: Instance;
+  readonly takes?: () => Promise<void>;
+}) {
+  const ended: string[] = [];
+  const takeKeys: string[] = [];
+  const store: Partial<Client<typeof KVCacheStore>> = {
+    getEntry: async () =>
+      create(GetEntryResponseSchema, {
+        entries: options.owners.map(entryOf),
+        miss: create(MissSchema, { reason: MissReason.TAKEN }),
+      }),
+    takeEntry: async ({ idempotencyKey = '' }) => {
+      takeKeys.push(idempotencyKey);
+      await options.takes?.();
+      const handle = decodeKvTransferParams(new TextEncoder().encode(JSON.stringify(HANDLE)));
+      if (options.taken === undefined || handle === undefined) return create(TakeEntryResponseSchema, {});
+      const value = { entry: entryOf(options.taken), handle, matchedTokens: TOKENS, claimId: 'claim' };
+      return create(TakeEntryResponseSchema, { result: { case: 'taken', value: create(TakenEntrySchema, value) } });
+    },
+    releaseClaim: async ({ claimId, reason }) => {
+      ended.push(`release ${claimId} ${reason}`);
+      return create(ReleaseClaimResponseSchema, {});
+    },
+    commitClaim: async ({ claimId }) => {
+      ended.push(`commit ${claimId}`);
+      return {} as never;
+    },
+  };
+  const view = {
+    snapshot: () => [P1, P2, D1, D2],
+    onChange: () => () => undefined,
+    notePassive: () => undefined,
+    noteBidirectional: () => undefined,
+    drain: () => undefined,
+  };
+  const trials = new BidirectionalTrials();
+  const memory = new ConversationMemory();
+  const planner = new ReusePlanner(store as Client<typeof KVCacheStore>, view, trials, memory, {
+    guard: 'exact',
+    storeMs: 20,
+    prefillWarmMs: 60_000,
+    prefillWarmPerTokenMs: 10,
+    remoteHost: 'auto',
+  });
+  const facts = create(RequestFactsSchema, { tenant: 't', model: 'm', conversationId: 'c', continues: true });
+  const prompt = create(PromptTokensSchema, {
+    instanceId: 'p1',
+    tokenIds: Array.from({ length: TOKENS + 5 }, (_, id) => id),
+  });
+  const plan = () =>
+    planner.plan({ facts, planKey: 'k', prompt, prefill: [P1, P2], signal: new AbortController().signal });
+  return { planner, trials, memory, facts, plan, ended, takeKeys };
+}
+
+describe('who may get a handle', () => {
+  test('on trial: nobody else in its place', async () => {
+    const { plan } = setUp({ owners: [D1], taken: D1 });
+    expect(await plan()).toMatchObject({ kind: 'hit', admission: 'trial', handle: { instanceIds: ['p1'] } });
+  });
+
+  test('an instance that would need a trial does not stand in for one that needs none', async () => {
+    const { plan, trials } = setUp({ owners: [D1], taken: D1 });
+    trials.settle(P1, 'd1', 'ok');
+    expect(await plan()).toMatchObject({ kind: 'hit', admission: 'go', handle: { instanceIds: ['p1'] } });
+    trials.settle(P2, 'd1', 'ok');
+    expect(await plan()).toMatchObject({ kind: 'hit', admission: 'go', handle: { instanceIds: ['p1', 'p2'] } });
+  });
+
+  test('a barred pair gets none, whichever entry matches best', async () => {
+    const { plan, trials, ended } = setUp({ owners: [D1, D2], taken: D2 });
+    trials.settle(P1, 'd1', 'ok');
+    trials.settle(P1, 'd2', 'hung');
+    expect(await plan()).toMatchObject({ kind: 'cold', outcome: ReuseOutcome.MISS_DISABLED });
+    expect(ended).toEqual(['release claim not_sent']);
+  });
+});
+
+describe('a take whose answer is lost', () => {
+  test('is asked after, and its claim is given back', async () => {
+    let isFirst = true;
+    const takes = async () => {
+      if (!isFirst) return;
+      isFirst = false;
+      throw new Error('deadline exceeded');
+    };
+    const { plan, ended, takeKeys } = setUp({ owners: [D1], taken: D1, takes });
+    expect(await plan()).toMatchObject({ kind: 'cold', outcome: ReuseOutcome.MISS_STORE_UNAVAILABLE });
+    await expect.poll(() => ended).toEqual(['release claim answer_lost']);
+    expect(takeKeys).toEqual(['k:take', 'k:take']);
+  });
+
+  test('leaves the trial to the next leg', async () => {
+    const { plan, trials } = setUp({ owners: [D1], taken: D1, takes: () => Promise.reject(new Error('away')) });
+    await plan();
+    expect(trials.admit(P1, 'd1')).toBe('trial');
+  });
+});
+
+describe('nothing is stored', () => {
+  test.each([
+    ['the last turn left no handle', ReuseOutcome.MISS_NO_HANDLE, ReuseOutcome.MISS_NO_HANDLE],
+    ['the last turn left one', undefined, ReuseOutcome.MISS_TAKEN],
+  ])('%s', async (_, noHandle, outcome) => {
+    const { plan, planner, memory, facts } = setUp({ owners: [] });
+    memory.set(planner.memoryKey(facts), { prefillId: 'p1', decodeId: 'd1', noHandle });
+    expect(await plan()).toEqual({ kind: 'cold', outcome, ownerId: 'd1' });
+  });
+});
