@@ -51,6 +51,9 @@ function signalGroup(group: number, signal: NodeJS.Signals | 0): boolean {
 // A signal during the start counts as well.
 const stopping = stopRequested();
 
+// A closed terminal or a habit of reloading must not cut every request; settings are read at start only.
+process.on('SIGHUP', () => process.stderr.write('baton: SIGHUP is ignored; restart to read the settings again\n'));
+
 // A reader that has left (baton help | head) is no reason to crash.
 process.stdout.on('error', () => {});
 

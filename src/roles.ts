@@ -5,12 +5,21 @@ import type { Config } from './config/schema.ts';
 import { readVersion } from './config/version.ts';
 import { EngineClient } from './engine/client.ts';
 import { buildAdmin } from './http/admin.ts';
+import type { ReplySink } from './http/reply-sink.ts';
 import { createLogger, errorFields, type Logger } from './obs/log.ts';
 import { Metrics } from './obs/metrics.ts';
 import { buildFacadeOf, engineHeadersOf } from './roles/facade.ts';
 import { buildFirstToken, firstTokenConnector, openNotices } from './roles/first-token.ts';
 import { drain, failStart, formatAddress, listen } from './roles/listen.ts';
-import { buildRegistry, connectTo, firstLook, startSims, watchPools, watchRemote } from './roles/pools.ts';
+import {
+  buildRegistry,
+  connectTo,
+  firstLook,
+  registryElsewhere,
+  startSims,
+  watchPools,
+  watchRemote,
+} from './roles/pools.ts';
 import { buildRouter } from './roles/router.ts';
 import { openStore } from './roles/store.ts';
 import { createDirectClient } from './rpc/direct-client.ts';
@@ -18,6 +27,7 @@ import { startRpcListener } from './rpc/listener.ts';
 import type { RpcServices } from './rpc/routes.ts';
 import type { InstanceView } from './services/instance-view.ts';
 import { OwnerWatch } from './services/owner-watch.ts';
+import { relayRegistry } from './services/registry-relay.ts';
 import { ReleaseWorker } from './services/release-worker.ts';
 
 /** A running process: what it listens on, and how to end it. */
@@ -48,8 +58,7 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   const has = (role: Config['roles'][number]) => config.roles.includes(role);
   const connector = has('facade') ? firstTokenConnector(config) : undefined;
   const notices = connector === undefined ? undefined : await openNotices(config, metrics, stack);
-  const instances =
-    config.sim === undefined ? config.instances : await startSims(config, stack, log, notices?.address);
+  const instances = config.sim === undefined ? config.instances : await startSims(config, stack, log, notices?.address);
   const onFault = ({ method, error }: { readonly method: string; readonly error: unknown }) =>
     log.error({ method, ...errorFields(error) }, 'call failed');
 
@@ -68,14 +77,16 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   const store = localStore?.client ?? storeElsewhere(config, stack);
   if (store !== undefined && !storeOnly) stack.use(new OwnerWatch(store, view));
   const routerService = has('router') ? buildRouter(config, view, store, metrics, log) : undefined;
+  const poolRegistry = registry ?? (has('router') ? relayRegistry(registryElsewhere(config, stack)) : undefined);
   const services: RpcServices = {
     ...(routerService === undefined ? {} : { router: routerService }),
-    ...(registry === undefined ? {} : { poolRegistry: registry }),
+    ...(poolRegistry === undefined ? {} : { poolRegistry }),
     ...(localStore === undefined ? {} : { kvCacheStore: localStore.service }),
   };
   const addresses: { -readonly [K in keyof Running['addresses']]: Running['addresses'][K] } = {};
   if (notices !== undefined) addresses.notices = notices.address;
-  if (config.rpc.port !== 'off') {
+  // A facade alone serves no RPC: its port would only stand in another role's way.
+  if (config.rpc.port !== 'off' && Object.keys(services).length > 0) {
     const { host, port } = config.rpc;
     const rpc = await startRpcListener({ host, port, services, onFault }).catch((error: unknown) =>
       failStart(error, host, port, '--rpc-port'),
@@ -100,7 +111,21 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
       connector === undefined || notices === undefined
         ? undefined
         : buildFirstToken({ config, connector, instances, notices, engines, engineHeaders, metrics, stack });
-    const parts = { config, view, router, metrics, log, version, engines, engineHeaders, firstToken, storeHealth, stack };
+    const replies = new Set<ReplySink>();
+    const parts = {
+      replies,
+      config,
+      view,
+      router,
+      metrics,
+      log,
+      version,
+      engines,
+      engineHeaders,
+      firstToken,
+      storeHealth,
+      stack,
+    };
     const facade = buildFacadeOf(parts);
     if (localStore !== undefined) {
       const { remoteHost } = config.kv;
@@ -111,7 +136,7 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
       stack.defer(localStore.service.onReleasable(() => releases.wake()));
     }
     addresses.facade = await listen(facade, config.facade.host, config.facade.port, '--port', log);
-    stack.defer(() => drain(facade, config.timeouts.drainMs));
+    stack.defer(() => drain(facade, replies, config.timeouts.drainMs));
   }
   if (has('router') && store !== undefined && config.reuse.guard !== 'exact')
     warnUnsafe(config.reuse.guard, log, stack);

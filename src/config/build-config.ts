@@ -404,7 +404,7 @@ function checkEngines(config: Config, input: BuildInput, sink: Sink): void {
       if (instances.some((instance) => instance.role === role || instance.role === 'both')) continue;
       sink.warnings.push({
         where: '',
-        message: `no ${role} engine is configured (--${role} URL); requests wait until one registers`,
+        message: `no ${role} engine is configured (--${role} URL); requests for it wait in the queue and then fail`,
       });
     }
   }

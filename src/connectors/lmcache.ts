@@ -39,7 +39,8 @@ export const lmcache: FirstTokenConnector = {
   uncarried(request: ClientRequest): Uncarried | undefined {
     const { api, facts } = request;
     const [local] = facts.localReasons;
-    if (local !== undefined) return { param: LOCAL_PARAMS[local], message: 'one prompt and one choice are handed over' };
+    if (local !== undefined)
+      return { param: LOCAL_PARAMS[local], message: 'one prompt and one choice are handed over' };
     const shown = (key: string) => valueOf(request, key);
     if (!isOff(shown('echo'))) return { param: 'echo', message: 'the prompt is handed over as token ids' };
     if (!['', '1', 'null'].includes(shown('best_of'))) {

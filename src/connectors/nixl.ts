@@ -54,7 +54,9 @@ export const nixl: HandleConnector = {
       return { kind: 'none', reason: 'block_size_differs' };
     }
     // A D that renders a longer prompt than P did dies (seen on 0.32).
-    const templates = new Set([prefill.templateFingerprint, decode.templateFingerprint].filter((known) => known !== ''));
+    const templates = new Set(
+      [prefill.templateFingerprint, decode.templateFingerprint].filter((known) => known !== ''),
+    );
     if (templates.size > 1) return { kind: 'none', reason: 'template_differs' };
     const blockSize = prefill.blockSize || decode.blockSize;
     const check = checkHandle(params, { flag: 'do_remote_prefill', ...(blockSize > 0 ? { blockSize } : {}) });

@@ -30,6 +30,8 @@ type ProbeFailureKind = 'refused' | 'unreachable' | 'timeout' | 'reset';
 export interface ProbeResult {
   readonly health: ProbeHealth;
   readonly models?: readonly EngineModelCard[];
+  /** Whether /v1/models refused the key; absent where it was not asked. */
+  readonly keyRefused?: boolean;
   readonly version?: string;
   readonly metrics?: EngineMetrics;
   /** Kind of engine, read off the metrics' names. */
@@ -106,10 +108,11 @@ async function readHealth(get: Get): Promise<ProbeHealth> {
   return { kind: 'unhealthy', detail: `health answered ${status}` };
 }
 
-async function readModels(get: Get): Promise<Pick<ProbeResult, 'models'>> {
+async function readModels(get: Get): Promise<Pick<ProbeResult, 'models' | 'keyRefused'>> {
   const reply = await get('/v1/models');
+  if (reply.kind === 'reply' && (reply.status === 401 || reply.status === 403)) return { keyRefused: true };
   const models = reply.kind === 'reply' && reply.status === 200 ? parseModelCards(reply.text) : undefined;
-  return models === undefined ? {} : { models };
+  return models === undefined ? {} : { models, keyRefused: false };
 }
 
 async function readVersion(get: Get): Promise<Pick<ProbeResult, 'version'>> {

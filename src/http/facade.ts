@@ -88,11 +88,13 @@ export function buildFacade(deps: FacadeDeps): FastifyInstance {
     if (known.reason === 'INTERNAL') deps.log.error(errorFields(error), 'request failed');
     // The rest of a refused body is not read: the connection cannot be used again.
     if (known.reason === 'BODY_TOO_LARGE') reply.header('connection', 'close');
+    deps.metrics.failed(known.reason);
     return refuseEarly(known, reply);
   });
   app.setNotFoundHandler((request, reply) => {
     const path = request.url.split('?', 1)[0] ?? '';
     const allowed = METHODS[path.replace(/\/$/, '')];
+    deps.metrics.failed(allowed === undefined ? 'ROUTE_NOT_FOUND' : 'METHOD_NOT_ALLOWED');
     if (allowed !== undefined) {
       reply.header('allow', allowed);
       return refuseEarly(

@@ -18,7 +18,7 @@ import { type GenerateRequest, type HandOverDeps, type HandOverReport, handOver 
 import { refusalOf } from '../services/leg.ts';
 import { modeName } from '../services/router.ts';
 import { renderRefusal, toRefusal } from './errors.ts';
-import { ClientLeft, ReplySink } from './reply-sink.ts';
+import { ReplySink } from './reply-sink.ts';
 
 /** What the two generating routes work with. */
 export interface GenerateDeps {
@@ -30,6 +30,8 @@ export interface GenerateDeps {
   /** Limits the warning about turns that name no conversation; undefined where they are linked without a name. */
   readonly unnamedTurns: LogLimit | undefined;
   readonly clientStallMs: number;
+  /** Replies that are under way, for the end of the process. */
+  readonly replies: Set<ReplySink>;
   readonly reuseGuard: 'exact' | 'history' | 'off';
   /** Extra headers on every reply, e.g. `x-baton-sim`. */
   readonly replyHeaders: Readonly<Record<string, string>>;
@@ -59,6 +61,7 @@ export async function serveGenerate(
     stallMs: deps.clientStallMs,
     onBytes: (bytes) => metrics.streamed(bytes),
   });
+  deps.replies.add(sink);
   for (const [name, value] of Object.entries(reply.getHeaders())) reply.raw.setHeader(name, value ?? '');
   for (const [name, value] of Object.entries(deps.replyHeaders)) reply.raw.setHeader(name, value);
   let facts: BodyFacts | undefined;
@@ -75,9 +78,12 @@ export async function serveGenerate(
     if (!(error instanceof BatonError)) log.error({ request_id: requestId, ...errorFields(error) }, 'request failed');
     else if (error.httpStatus >= 500) log.error({ request_id: requestId, reason: error.reason }, 'request failed');
   }
+  deps.replies.delete(sink);
+  const stopped = sink.cut === 'stopped';
+  if (stopped) refusal = refusalOf(SHUTTING_DOWN);
   // A reply that began and then met a fault of baton's own cannot be ended well; it must not look as if it were.
-  if (refusal !== undefined && sink.status !== 0) sink.destroy();
-  if (refusal !== undefined && !sink.signal.aborted && sink.status === 0) {
+  if (refusal !== undefined && sink.status !== 0) sink.endBroken(refusal.error);
+  else if (refusal !== undefined && (stopped || !sink.signal.aborted)) {
     const { headers, body } = renderRefusal(refusal);
     sink.start(refusal.status, {
       ...headers,
@@ -89,6 +95,12 @@ export async function serveGenerate(
   }
   record(deps, { api, requestId, startedAt, facts, report, refusal, sink });
 }
+
+const SHUTTING_DOWN = new BatonError({
+  reason: 'SHUTTING_DOWN',
+  message: 'This server is shutting down.',
+  retryAfterMs: 1000,
+});
 
 interface ParsedBody {
   readonly body: Uint8Array;
@@ -109,7 +121,7 @@ function readBody(deps: GenerateDeps, api: Api, request: FastifyRequest): Parsed
     throw new BatonError({ reason: 'BODY_EMPTY', message: 'The body is empty; send a JSON object.' });
   const scan = scanObject(body);
   if (scan.kind === 'invalid' || !isUtf8(body)) {
-    const where = scan.kind === 'invalid' ? `${scan.message} at byte ${scan.offset}` : 'not UTF-8';
+    const where = scan.kind === 'invalid' ? scan.message : 'not UTF-8';
     throw new BatonError({ reason: 'BODY_INVALID_JSON', message: `The body is no valid JSON: ${where}.` });
   }
   if (scan.kind === 'not-object') {
@@ -206,7 +218,7 @@ function record(deps: GenerateDeps, finished: Finished): void {
   const { metrics, log } = deps;
   const { api, requestId, startedAt, facts, report, refusal, sink } = finished;
   const durationMs = performance.now() - startedAt;
-  const gone = sink.signal.aborted;
+  const gone = sink.signal.aborted && sink.cut !== 'stopped';
   const status = sink.status === 0 ? 499 : sink.status;
   const model = facts?.model ?? '';
   const mode = report?.plan === undefined ? undefined : modeName(report.plan.mode);
@@ -251,7 +263,10 @@ function record(deps: GenerateDeps, finished: Finished): void {
     entryAgeMs: report?.plan?.prefillHandle?.age === undefined ? undefined : toMs(report.plan.prefillHandle.age),
     conversation: facts === undefined || facts.conversationId === '' ? undefined : shortHash(facts.conversationId),
     retries: report?.retries.length ?? 0,
-    ending: gone ? `client_${phaseOf(sink)}` : (report?.ending ?? 'refused'),
+    error: gone ? undefined : errorWord(refusal),
+    failedLeg: failedLegOf(report),
+    noHandle: report?.noHandle,
+    ending: sink.cut === 'stopped' ? 'stopped' : gone ? `client_${phaseOf(sink)}` : (report?.ending ?? 'refused'),
   });
   log.info(line, 'request');
 }
@@ -270,9 +285,23 @@ function shortHash(conversationId: string): string {
   return createHash('sha256').update(conversationId).digest('hex').slice(0, 16);
 }
 
+/** The code of a refusal as far as it is a number or a word of baton's: an engine's own text stays out of the log. */
+function errorWord(refusal: HandOverReport['refusal']): string | undefined {
+  if (refusal === undefined) return undefined;
+  const { code } = refusal.error;
+  if (typeof code === 'number') return String(code);
+  return code !== null && isErrorReason(code.toUpperCase()) ? code : 'engine_error';
+}
+
+/** Which leg went wrong last, and how; a leg that ended well or with the client says nothing. */
+function failedLegOf(report: HandOverReport | undefined): string | undefined {
+  const failed = report?.legs.findLast(({ ending }) => ending !== LegEnding.OK && ending !== LegEnding.ABORTED);
+  if (failed === undefined) return undefined;
+  return `${failed.leg === Leg.PREFILL ? 'prefill' : 'decode'}:${ENDING_NAMES[failed.ending] ?? 'unknown'}`;
+}
+
 function phaseOf(sink: ReplySink): string {
-  const reason: unknown = sink.signal.reason;
-  return reason instanceof ClientLeft ? reason.phase : 'closed';
+  return sink.cut ?? 'closed';
 }
 
 const ENDING_NAMES: Readonly<Record<number, string>> = {

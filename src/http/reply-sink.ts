@@ -1,4 +1,5 @@
 import type { ServerResponse } from 'node:http';
+import { DONE_EVENT, errorEvent, type OpenAiError } from '../core/openai-error.ts';
 import type { ClientSink } from '../services/client-sink.ts';
 
 /** Settings of {@link ReplySink}. */
@@ -9,13 +10,19 @@ export interface ReplySinkOptions {
   readonly onBytes: (bytes: number) => void;
 }
 
-/** Why a reply ended early, the `reason` of the sink's signal. */
-export class ClientLeft extends Error {
-  override readonly name = 'ClientLeft';
-  readonly phase: 'closed' | 'stalled';
+const ENDINGS = {
+  closed: 'the client closed the connection',
+  stalled: 'the client took no byte for too long',
+  stopped: 'baton is shutting down',
+} as const;
 
-  constructor(phase: 'closed' | 'stalled') {
-    super(phase === 'closed' ? 'the client closed the connection' : 'the client took no byte for too long');
+/** Why a reply ended early, the `reason` of the sink's signal. */
+export class ReplyCut extends Error {
+  override readonly name = 'ReplyCut';
+  readonly phase: keyof typeof ENDINGS;
+
+  constructor(phase: keyof typeof ENDINGS) {
+    super(ENDINGS[phase]);
     this.phase = phase;
   }
 }
@@ -26,6 +33,7 @@ export class ReplySink implements ClientSink {
   readonly #options: ReplySinkOptions;
   readonly #left = new AbortController();
   #status = 0;
+  #isStream = false;
 
   constructor(response: ServerResponse, options: ReplySinkOptions) {
     this.#response = response;
@@ -33,7 +41,7 @@ export class ReplySink implements ClientSink {
     // Node counts a socket as active as long as its write queue shrinks, however slowly.
     if (options.stallMs > 0) response.setTimeout(options.stallMs, () => this.#onSilence());
     response.once('close', () => {
-      if (!response.writableFinished) this.#left.abort(new ClientLeft('closed'));
+      if (!response.writableFinished) this.#left.abort(new ReplyCut('closed'));
     });
     // A socket error is followed by close; without a listener it would end the process.
     response.on('error', () => undefined);
@@ -43,6 +51,17 @@ export class ReplySink implements ClientSink {
     return this.#left.signal;
   }
 
+  /** Why the reply ended early; undefined while it goes on. */
+  get cut(): ReplyCut['phase'] | undefined {
+    const reason: unknown = this.#left.signal.reason;
+    return reason instanceof ReplyCut ? reason.phase : undefined;
+  }
+
+  /** Ends the legs of a reply that would outlive the process; the client is still to be told. */
+  stop(): void {
+    this.#left.abort(new ReplyCut('stopped'));
+  }
+
   /** Status that was sent; 0 before. */
   get status(): number {
     return this.#status;
@@ -50,6 +69,7 @@ export class ReplySink implements ClientSink {
 
   start(status: number, headers: Readonly<Record<string, string>>): void {
     this.#status = status;
+    this.#isStream = /^text\/event-stream\b/i.test(headers['content-type'] ?? '');
     if (!this.#response.destroyed) this.#response.writeHead(status, headers);
   }
 
@@ -63,9 +83,15 @@ export class ReplySink implements ClientSink {
     if (!this.#response.destroyed) this.#response.end();
   }
 
-  /** Cuts the reply off: the client sees a broken connection. */
-  destroy(): void {
-    this.#response.destroy();
+  /** Ends a reply that has begun and cannot be completed: in words in a stream, else by a broken connection. */
+  endBroken(error: OpenAiError): void {
+    if (!this.#isStream) {
+      this.#response.destroy();
+      return;
+    }
+    this.write(errorEvent(error));
+    this.write(DONE_EVENT);
+    this.end();
   }
 
   bufferedBytes(): number {
@@ -80,7 +106,7 @@ export class ReplySink implements ClientSink {
   /** Nothing moved for a while: fine when nothing waits for the client, else it has stopped reading. */
   #onSilence(): void {
     if (this.#response.writableLength === 0) return;
-    this.#left.abort(new ClientLeft('stalled'));
+    this.#left.abort(new ReplyCut('stalled'));
     this.#response.destroy();
   }
 }

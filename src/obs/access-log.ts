@@ -33,6 +33,12 @@ export interface AccessFields {
   /** Hash of the conversation. */
   readonly conversation?: string | undefined;
   readonly retries: number;
+  /** Code of the error that the client got: a word of baton's, or what the engine wrote. */
+  readonly error?: string | undefined;
+  /** The last leg that did not end well, e.g. `decode:reset`. */
+  readonly failedLeg?: string | undefined;
+  /** Why D ran without P's handle although the plan wanted one. */
+  readonly noHandle?: string | undefined;
   /** How the request ended, e.g. `ok`, `client_gone`, `error`. */
   readonly ending: string;
 }
@@ -60,7 +66,10 @@ export function buildAccessRecord(fields: AccessFields): LogFields {
     blocks: fields.blocks,
     entry_age_ms: toTenth(fields.entryAgeMs),
     conv: fields.conversation,
+    no_handle: fields.noHandle,
     retries: fields.retries,
+    error: fields.error,
+    failed_leg: fields.failedLeg,
     ending: fields.ending,
   };
   return Object.fromEntries(Object.entries(record).filter(([, value]) => value !== undefined));

@@ -13,6 +13,7 @@ import type { ApiKeys } from '../core/tenant.ts';
 import type { EngineClient } from '../engine/client.ts';
 import { createAuthenticate } from '../http/authenticate.ts';
 import { buildFacade, type StoreHealth } from '../http/facade.ts';
+import type { ReplySink } from '../http/reply-sink.ts';
 import type { Logger } from '../obs/log.ts';
 import { createLogLimit } from '../obs/log-limit.ts';
 import type { Metrics } from '../obs/metrics.ts';
@@ -34,6 +35,7 @@ export interface FacadeParts {
   readonly log: Logger;
   readonly version: string;
   readonly engines: EngineClient;
+  readonly replies: Set<ReplySink>;
   readonly engineHeaders: EngineHeadersOf;
   /** Set where the connector hands over the first token. */
   readonly firstToken: FirstTokenDeps | undefined;
@@ -84,6 +86,7 @@ export function buildFacadeOf(parts: FacadeParts): FastifyInstance {
     identityHeaders: config.identity.headers,
     unnamedTurns: createLogLimit(UNNAMED_TURNS_MS, now),
     clientStallMs: timeouts.clientStallMs,
+    replies: parts.replies,
     bodyLimitBytes: config.facade.bodyLimitBytes,
     exposeMetrics: config.facade.metrics,
     replyHeaders: config.sim === undefined ? {} : { 'x-baton-sim': '1' },

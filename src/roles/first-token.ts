@@ -1,6 +1,6 @@
 import type { Config, InstanceConfig } from '../config/schema.ts';
-import { CONNECTORS } from '../connectors/index.ts';
 import type { Connector, FirstTokenConnector, Receiver } from '../connectors/connector.ts';
+import { CONNECTORS } from '../connectors/index.ts';
 import type { EngineClient } from '../engine/client.ts';
 import type { Notices } from '../engine/notices.ts';
 import type { Metrics } from '../obs/metrics.ts';
@@ -43,7 +43,10 @@ export function buildFirstToken(parts: {
 }): FirstTokenDeps {
   const { config, connector, instances, notices, engines, engineHeaders, metrics, stack } = parts;
   const { lmcache } = config;
-  const receivers = new Map<string, Receiver>([...Object.entries(lmcache.receivers), ...simReceivers(config, instances)]);
+  const receivers = new Map<string, Receiver>([
+    ...Object.entries(lmcache.receivers),
+    ...simReceivers(config, instances),
+  ]);
   const receiverOf = (id: string) => receivers.get(id);
   const noticesOf = (id: string) => lmcache.notices[id] ?? lmcache.defaultNotices;
   const slotBytes = lmcache.kvBytesPerToken * lmcache.chunkTokens;
@@ -51,6 +54,7 @@ export function buildFirstToken(parts: {
     new Drains({
       engines,
       engineHeaders,
+      roomMs: lmcache.noticeTimeoutMs || LATE_MS,
       lateMs: Math.max(LATE_MS, lmcache.noticeTimeoutMs),
       observe: (result) => metrics.drained(result),
     }),
@@ -66,7 +70,9 @@ export function buildFirstToken(parts: {
       slotsOf: (id) => {
         if (slotBytes === 0) return Number.POSITIVE_INFINITY;
         const ranks = receivers.get(id)?.initPorts.length ?? 1;
-        return Math.floor((lmcache.bufferBytes * Math.max(1, Math.min(ranks, lmcache.defaultNotices ?? ranks))) / slotBytes);
+        return Math.floor(
+          (lmcache.bufferBytes * Math.max(1, Math.min(ranks, lmcache.defaultNotices ?? ranks))) / slotBytes,
+        );
       },
     }),
     drains,

@@ -27,23 +27,37 @@ export async function listen(
 /** Why a listener could not be opened, in words and with its flag. */
 export function failStart(error: unknown, host: string, port: number, flag: string): never {
   const code = error instanceof Error && 'code' in error ? error.code : undefined;
+  if (code === 'EADDRNOTAVAIL' || code === 'ENOTFOUND') {
+    throw new StartError(`${host} is no address of this machine (${flag.replace('port', 'host')})`, { cause: error });
+  }
   const what =
     code === 'EADDRINUSE'
       ? `port ${port} is in use`
-      : code === 'EADDRNOTAVAIL' || code === 'ENOTFOUND'
-        ? `${host} is no address of this machine`
-        : code === 'EACCES'
-          ? `port ${port} needs more rights`
-          : `cannot listen on ${host}:${port}`;
+      : code === 'EACCES'
+        ? `port ${port} needs more rights`
+        : `cannot listen on ${host}:${port}`;
   throw new StartError(`${what} (${flag})`, { cause: error });
 }
 
-/** Lets running requests finish; when time is up their connections are closed. */
-export async function drain(app: FastifyInstance, drainMs: number): Promise<void> {
-  const timer = drainMs === 0 ? undefined : setTimeout(() => app.server.closeAllConnections(), drainMs);
+/** Lets running requests finish; when time is up their clients are told, and then the connections are closed. */
+export async function drain(
+  app: FastifyInstance,
+  replies: ReadonlySet<{ readonly stop: () => void }>,
+  drainMs: number,
+): Promise<void> {
+  let timer: NodeJS.Timeout | undefined;
+  if (drainMs > 0) {
+    timer = setTimeout(() => {
+      for (const reply of replies) reply.stop();
+      timer = setTimeout(() => app.server.closeAllConnections(), LAST_WORDS_MS);
+    }, drainMs);
+  }
   await app.close();
   clearTimeout(timer);
 }
+
+/** Time for the last bytes to reach the clients. */
+const LAST_WORDS_MS = 500;
 
 /** `host:port`, IPv6 in brackets. */
 export function formatAddress(host: string, port: number): string {

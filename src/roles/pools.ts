@@ -47,6 +47,7 @@ const SIM_ENGINE = {
   fixedMs: 5,
   prefillMsPerToken: 0.05,
   decodeMsPerToken: 5,
+  bidirectional: true,
 } as const;
 
 /** The registry of this process; it does not probe yet. */
@@ -94,10 +95,14 @@ export function connectTo(url: string | undefined, stack: AsyncDisposableStack) 
   return stack.use(connectRemote({ url }));
 }
 
+/** The registry of another process. */
+export function registryElsewhere(config: Config, stack: AsyncDisposableStack): Client<typeof PoolRegistry> {
+  return connectTo(config.registryUrl ?? config.routerUrl, stack).poolRegistry;
+}
+
 /** A process without a registry watches the one that its router uses, unless told another. */
 export function watchRemote(config: Config, stack: AsyncDisposableStack): RemoteView {
-  const client: Client<typeof PoolRegistry> = connectTo(config.registryUrl ?? config.routerUrl, stack).poolRegistry;
-  return stack.use(new RemoteView(client));
+  return stack.use(new RemoteView(registryElsewhere(config, stack)));
 }
 
 /** Feeds the metrics that show the pools. */

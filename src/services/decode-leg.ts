@@ -281,7 +281,9 @@ class DecodeLeg {
     const reply = readReply(body);
     if (reply.kind === 'invalid') {
       const refusal = ownRefusal('ENGINE_REPLY_INVALID', 'The engine answered with something that is no JSON object.');
-      return this.#settle({ kind: 'failed', cause: 'started', refusal });
+      // A JSON object that was cut may hold tokens; a page of some proxy does not.
+      const cause = body.find((byte) => byte > 0x20) === 0x7b ? 'started' : 'status';
+      return this.#settle({ kind: 'failed', cause, refusal });
     }
     if (reply.error !== undefined) return this.#settle(errorBeforeContent(reply.error));
     this.#usage = reply.usage;

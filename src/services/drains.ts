@@ -13,18 +13,22 @@ export interface Transfer {
   readonly request: GenerateRequest;
   /** Edits of a request that takes the KV out of D's buffer, once P's first token is known or given up. */
   readonly drainEdits: () => Edits;
+  /** P has answered well: it has probably written, whether or not its notices come. */
+  readonly isAnswered: () => boolean;
   /** Gives D's slots back. */
   readonly release: () => void;
 }
 
-/** What became of KV that nobody came for: `nothing_sent` where P never told that it had written any. */
+/** What became of KV that nobody came for: `nothing_sent` where there is no sign that P has written any. */
 export type DrainResult = 'sent' | 'failed' | 'nothing_sent';
 
 /** What {@link Drains} works with. */
 export interface DrainDeps {
   readonly engines: EngineClient;
   readonly engineHeaders: (instanceId: string, authorization: string | undefined) => EngineHeaders;
-  /** How long notices are waited for, milliseconds. */
+  /** How long room in D's buffer is kept for a transfer of which nothing is heard, milliseconds. */
+  readonly roomMs: number;
+  /** How long its notices are waited for, milliseconds. */
   readonly lateMs: number;
   readonly observe: (result: DrainResult) => void;
 }
@@ -62,9 +66,29 @@ export class Drains implements AsyncDisposable {
     release();
   }
 
-  /** Nobody comes for the KV: frees it when P has told that it is there; `after` is P's leg where that still runs. */
+  /** Nobody comes for the KV: frees it when it should be there; `after` is P's leg where that still runs. */
   free(transfer: Transfer, after: Promise<unknown> = Promise.resolve()): void {
-    const work = this.#free(transfer, after).finally(() => {
+    this.#run(transfer, async () => {
+      await after;
+      const room = setTimeout(transfer.release, this.#deps.roomMs);
+      room.unref();
+      const isThere = await this.#notices(transfer.waiter);
+      if (isThere || (transfer.isAnswered() && !this.#stop.signal.aborted)) await this.#drain(transfer);
+      else this.#deps.observe('nothing_sent');
+      clearTimeout(room);
+    });
+  }
+
+  /** D was asked before the notices came and has taken what was there: frees only what comes afterwards. */
+  freeLate(transfer: Transfer): void {
+    transfer.release();
+    this.#run(transfer, async () => {
+      if (await this.#notices(transfer.waiter)) await this.#drain(transfer);
+    });
+  }
+
+  #run(transfer: Transfer, act: () => Promise<void>): void {
+    const work = act().finally(() => {
       this.settle(transfer);
       this.#running.delete(work);
     });
@@ -76,9 +100,7 @@ export class Drains implements AsyncDisposable {
     await Promise.all(this.#running);
   }
 
-  async #free(transfer: Transfer, after: Promise<unknown>): Promise<void> {
-    await after;
-    if (!(await this.#notices(transfer.waiter))) return this.#deps.observe('nothing_sent');
+  async #drain(transfer: Transfer): Promise<void> {
     for (let attempt = 1; attempt <= ATTEMPTS && !this.#stop.signal.aborted; attempt++) {
       const result = await this.#send(transfer);
       if (result) return this.#deps.observe('sent');

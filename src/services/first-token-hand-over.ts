@@ -147,12 +147,7 @@ class FirstTokenHandOver {
       drains.free(transfer);
       return this.#alone(obstacle);
     }
-    try {
-      return await this.#goOn(composition, transfer, max);
-    } catch (error) {
-      drains.free(transfer);
-      throw error;
-    }
+    return this.#goOn(composition, transfer, max);
   }
 
   /** The reply ends with P's token: D has nothing to do. */
@@ -185,14 +180,22 @@ class FirstTokenHandOver {
       return this.#end('gone', undefined, undefined);
     }
     if (!transfer.waiter.isComplete) this.#noHandle = 'notice_timeout';
-    return this.#decodeInTurn(composition, transfer, max);
+    const settle = once((how: 'settle' | 'free' | 'freeLate') => drains[how](transfer));
+    try {
+      return await this.#decodeInTurn(composition, transfer, max, settle);
+    } finally {
+      settle('free');
+    }
   }
 
   /** D, and when it fails before it said anything, another one once: that computes the prompt itself. */
-  async #decodeInTurn(composition: Composition, transfer: Transfer, max: number): Promise<HandOverReport> {
-    const { drains } = this.#own;
+  async #decodeInTurn(
+    composition: Composition,
+    transfer: Transfer,
+    max: number,
+    settle: (how: 'settle' | 'free' | 'freeLate') => void,
+  ): Promise<HandOverReport> {
     let queue = [transfer.decode, ...this.#plan.decodeFallbacks];
-    let settled = false;
     let fresh = false;
     let moved = false;
     for (;;) {
@@ -201,13 +204,9 @@ class FirstTokenHandOver {
       const wasThere = transfer.waiter.isComplete;
       const { result, wrote } = await this.#decode(decode, composition, max, fresh);
       const onSame = result.kind === 'failed' && result.cause === 'stale' && !fresh;
-      if (!settled && !onSame) {
-        settled = true;
-        // Only a request that came after the notices has emptied the buffer; what comes late has to be taken out.
-        const hasRead = wasThere && (wrote || result.kind === 'relayed' || result.kind === 'broken');
-        if (hasRead) drains.settle(transfer);
-        else drains.free(transfer);
-      }
+      const hasRead = wrote || result.kind === 'relayed' || result.kind === 'broken';
+      const goesOnHere = onSame && this.#book.mayRetry('stale');
+      if (!goesOnHere) settle(!hasRead ? 'free' : wasThere ? 'settle' : 'freeLate');
       if (result.kind === 'gone') return this.#end('gone', undefined, undefined);
       if (result.kind === 'relayed') return this.#end('ok', undefined, this.#factsOf(result.facts));
       if (result.kind === 'broken') return this.#end('broken', undefined, this.#factsOf(result.facts));
@@ -218,10 +217,10 @@ class FirstTokenHandOver {
         queue = others;
         continue;
       }
-      if (cause === 'started' || (!onSame && (moved || others.length === 0))) return this.#fail('failed', refusal);
-      if (!this.#book.mayRetry(cause)) return this.#fail('failed', refusal);
       fresh = true;
-      if (onSame) continue;
+      if (goesOnHere) continue;
+      const isLast = onSame || cause === 'started' || moved || others.length === 0;
+      if (isLast || !this.#book.mayRetry(cause)) return this.#fail('failed', refusal);
       queue = others;
       moved = true;
     }
@@ -327,7 +326,10 @@ class FirstTokenHandOver {
 
   #replyHeaders(): Record<string, string> {
     const { requestId, debug } = this.#request;
-    return { 'x-request-id': requestId, ...(debug ? { 'x-baton-plan': describePlan(this.#book, this.#noHandle) } : {}) };
+    return {
+      'x-request-id': requestId,
+      ...(debug ? { 'x-baton-plan': describePlan(this.#book, this.#noHandle) } : {}),
+    };
   }
 
   #streamHeaders(): Record<string, string> {
@@ -389,6 +391,16 @@ function shares(release: () => void): { readonly hold: () => () => void; readonl
     };
   };
   return { hold, done: hold() };
+}
+
+/** The first call counts. */
+function once<T>(act: (value: T) => void): (value: T) => void {
+  let done = false;
+  return (value) => {
+    if (done) return;
+    done = true;
+    act(value);
+  };
 }
 
 /** Resolves with the promise or after the time, 0 = no limit. */

@@ -7,7 +7,15 @@ import type { ClientSink } from './client-sink.ts';
 import type { Transfer } from './drains.ts';
 import type { FirstTokenDeps } from './first-token-deps.ts';
 import type { GenerateRequest, HandOverDeps } from './hand-over.ts';
-import { classifyStatus, type FailedLeg, type GoneLeg, type Refusal, refusalOf, runWholeLeg, type WholeReply } from './leg.ts';
+import {
+  classifyStatus,
+  type FailedLeg,
+  type GoneLeg,
+  type Refusal,
+  refusalOf,
+  runWholeLeg,
+  type WholeReply,
+} from './leg.ts';
 import type { LegBook } from './leg-book.ts';
 
 /** Both legs are completions, whatever the client asked for. */
@@ -83,11 +91,13 @@ export class FirstTokenPrefill {
     const transferId = randomUUID();
     const count = this.#own.noticesOf(target.instanceId) ?? receiver.initPorts.length;
     let firstToken = promptTokenIds.at(-1) ?? 0;
+    let answered = false;
     const transfer: Transfer = {
       waiter: notices.expect(transferId, count),
       decode,
       request: this.#request,
       drainEdits: () => connector.drain(this.#request, promptTokenIds, firstToken),
+      isAnswered: () => answered,
       release: destination.hold(),
     };
     const startedAt = now();
@@ -98,6 +108,7 @@ export class FirstTokenPrefill {
       (result) => {
         const first = result.kind === 'reply' && result.status === 200 ? readFirstToken(result.body) : undefined;
         firstToken = first?.tokenId ?? firstToken;
+        answered = first !== undefined;
         return { result, first };
       },
     );

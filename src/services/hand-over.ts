@@ -368,7 +368,10 @@ class HandOver {
 
   #replyHeaders(): Record<string, string> {
     const { requestId, debug } = this.#request;
-    return { 'x-request-id': requestId, ...(debug ? { 'x-baton-plan': describePlan(this.#book, this.#noHandle) } : {}) };
+    return {
+      'x-request-id': requestId,
+      ...(debug ? { 'x-baton-plan': describePlan(this.#book, this.#noHandle) } : {}),
+    };
   }
 
   #end(ending: HandOverReport['ending'], refusal: Refusal | undefined, reply: ReplyFacts | undefined): HandOverReport {

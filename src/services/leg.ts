@@ -114,7 +114,7 @@ export function classifyStatus(
   if ((status === 401 || status === 403) && auth === 'own') {
     return { kind: 'refused', refusal: ownRefusal('ENGINE_AUTH', "The engine refused baton's own credential.") };
   }
-  if (status < 400) {
+  if (status < 400 || status >= 600) {
     return {
       kind: 'failed',
       cause: 'status',

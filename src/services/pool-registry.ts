@@ -1,7 +1,7 @@
 import { create, equals } from '@bufbuild/protobuf';
 import { durationFromMs, durationMs } from '@bufbuild/protobuf/wkt';
 import type { HandlerContext, ServiceImpl } from '@connectrpc/connect';
-import { type Incarnation, type Instance, InstanceSchema } from '../../gen/baton/v1/instance_pb.ts';
+import { type Incarnation, type Instance, InstanceSchema, InstanceState } from '../../gen/baton/v1/instance_pb.ts';
 import {
   type DrainInstanceRequest,
   type DrainInstanceResponse,
@@ -20,7 +20,7 @@ import {
   type WatchInstancesResponse,
 } from '../../gen/baton/v1/pool_registry_pb.ts';
 import { BatonError } from '../core/errors.ts';
-import { type Probe, type ProbeTarget, probeInstance } from '../engine/probe.ts';
+import { type Probe, type ProbeResult, type ProbeTarget, probeInstance } from '../engine/probe.ts';
 import { errorFields, type Logger } from '../obs/log.ts';
 import { type Clock, SYSTEM_CLOCK } from './clock.ts';
 import { passesFilter } from './instance-filter.ts';
@@ -61,6 +61,8 @@ const MIN_CHECKPOINT_MS = 1000;
 const JITTER = 0.1;
 /** Least time between two probes that requests ask for. */
 const MIN_PROBE_GAP_MS = 250;
+/** Failed probes in a row after which an engine that never answered is worth a warning. */
+const WARN_AFTER = 3;
 
 interface Runner {
   readonly record: InstanceRecord;
@@ -70,6 +72,8 @@ interface Runner {
   /** Another probe is wanted after the running one, which may have begun before the event. */
   again: boolean;
   lastProbeAt: number;
+  failuresInRow: number;
+  keyWarned: boolean;
 }
 
 /**
@@ -116,6 +120,8 @@ export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, In
         probing: false,
         again: false,
         lastProbeAt: Number.NEGATIVE_INFINITY,
+        failuresInRow: 0,
+        keyWarned: false,
       };
       this.#runners.set(spec.id, runner);
       this.#publish(runner.record);
@@ -328,6 +334,21 @@ export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, In
     this.#schedule(runner, Math.max(0, runner.lastProbeAt + MIN_PROBE_GAP_MS - this.#clock.now()));
   }
 
+  /** An engine that never came up, or that refuses baton's key, would else be silent at the usual log level. */
+  #warnUnseen(runner: Runner, result: ProbeResult): void {
+    const { record } = runner;
+    const { kind, detail } = result.health;
+    runner.failuresInRow = kind === 'ok' ? 0 : runner.failuresInRow + 1;
+    const instance = record.spec.id;
+    if (runner.failuresInRow === WARN_AFTER && record.state === InstanceState.STARTING) {
+      this.#log.warn({ instance, kind, detail }, 'an engine cannot be reached since it was configured');
+    }
+    if (result.keyRefused === true && !runner.keyWarned) {
+      this.#log.warn({ instance }, "an engine refuses baton's key (OPENAI_API_KEY or the pool's api_key)");
+    }
+    runner.keyWarned = result.keyRefused ?? runner.keyWarned;
+  }
+
   async #probeOnce(runner: Runner): Promise<void> {
     const { record, target } = runner;
     const startedAt = this.#clock.now();
@@ -344,6 +365,7 @@ export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, In
         );
       }
       record.applyProbe(result, startedAt, this.#clock.now());
+      this.#warnUnseen(runner, result);
     } catch (error) {
       if (this.#stop.signal.aborted) return;
       this.#log.error({ instance: record.spec.id, ...errorFields(error) }, 'probe broke');

@@ -32,10 +32,7 @@ export async function tokenizePrompt(engines: EngineClient, request: TokenizeReq
 }
 
 /** As {@link tokenizePrompt}, with what else the engine told; undefined where nothing can be learnt in time. */
-export async function tokenize(
-  engines: EngineClient,
-  request: TokenizeRequest,
-): Promise<TokenizedPrompt | undefined> {
+export async function tokenize(engines: EngineClient, request: TokenizeRequest): Promise<TokenizedPrompt | undefined> {
   const { api, body, scan, url, headers, timeoutMs, signal } = request;
   const given = api === 'completions' ? idsOf(body, scan) : undefined;
   if (given !== undefined) return { ids: given, maxModelLen: undefined };
@@ -67,7 +64,8 @@ function idsOf(body: Uint8Array, scan: ScannedObject): readonly number[] | undef
 function readTokens(text: string): TokenizedPrompt | undefined {
   try {
     const reply: unknown = JSON.parse(text);
-    if (typeof reply !== 'object' || reply === null || !('tokens' in reply) || !isIdList(reply.tokens)) return undefined;
+    if (typeof reply !== 'object' || reply === null || !('tokens' in reply) || !isIdList(reply.tokens))
+      return undefined;
     const window = 'max_model_len' in reply ? reply.max_model_len : undefined;
     return { ids: reply.tokens, maxModelLen: typeof window === 'number' && window > 0 ? window : undefined };
   } catch {

@@ -104,6 +104,7 @@ export class KvSender {
       await socket.send(encodeNotice(`${transferId}-of-another`));
       await socket.send(Uint8Array.of(0xc1), new TextEncoder().encode('{"req_id":1}'));
     }
-    for (let i = 0; i < notices + (fault?.kind === 'doubled' ? 1 : 0); i += 1) await socket.send(encodeNotice(transferId));
+    for (let i = 0; i < notices + (fault?.kind === 'doubled' ? 1 : 0); i += 1)
+      await socket.send(encodeNotice(transferId));
   }
 }

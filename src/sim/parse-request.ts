@@ -4,6 +4,8 @@ import { isInteger, isObject, isTruthy, type JsonObject } from './json.ts';
 import type { SimConfig } from './options.ts';
 import { encodeText, vocabularySize } from './tokenizer.ts';
 
+const MAX_N = 128;
+
 /** Which API a request uses. */
 export type ApiKind = 'chat' | 'completions';
 
@@ -263,6 +265,8 @@ export function readGenerate(body: JsonObject, api: ApiKind, model: string, conf
   const kv = isObject(body['kv_transfer_params']) ? body['kv_transfer_params'] : undefined;
   const n = isInteger(body['n']) ? body['n'] : 1;
   if (n < 1) throw badRequest(`n must be at least 1, got ${n}. (parameter=n, value=${n})`, 'n');
+  // One process may hold engines, proxy and tests: a huge n would stop them all.
+  if (n > MAX_N) throw badRequest(`n must be at most ${MAX_N}, got ${n}. (parameter=n, value=${n})`, 'n');
   const includeUsage = options['include_usage'] === true;
   return {
     api,

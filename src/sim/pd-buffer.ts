@@ -71,7 +71,8 @@ export class PdBuffer {
   take(prompt: readonly number[], partition: string): PeerSlots | undefined {
     for (const [id, entry] of this.stored) {
       const { tokens } = entry.slots;
-      if (entry.partition !== partition || entry.ranks.size < this.ranks || tokens.length !== prompt.length - 1) continue;
+      if (entry.partition !== partition || entry.ranks.size < this.ranks || tokens.length !== prompt.length - 1)
+        continue;
       if (!tokens.every((token, i) => token === prompt[i])) continue;
       this.stored.delete(id);
       return entry.slots;

@@ -6,8 +6,8 @@ import { createRandom, FaultBook, type FaultRule, readFault } from './faults.ts'
 import { type Exchange, HttpFront, type RecordedRequest, resetSocket, sendJson, sendText } from './http-front.ts';
 import { isObject, type JsonObject } from './json.ts';
 import { resolveOptions, type SimConfig, type SimOptions, type SimRole } from './options.ts';
-import { answer, type RouteContext } from './routes.ts';
 import type { ReceiverPorts } from './pd-buffer.ts';
+import { answer, type RouteContext } from './routes.ts';
 import type { EngineStats } from './stats.ts';
 
 /** What a simulated engine reports about itself; counters are of the current engine life. */

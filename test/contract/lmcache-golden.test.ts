@@ -374,28 +374,31 @@ describe('G8: the client leaves', () => {
   // One slot: the next request is admitted when the room has come back.
   const yaml = 'lmcache: { pd_buffer_size: 32MiB }';
 
-  test.each(['during prefill', 'while D waits for the notice'])('%s: D is drained, and the room comes back', async (when) => {
-    golden = await startGolden({ yaml });
-    const early = when === 'during prefill';
-    const later = gate();
-    if (early) golden.prefill.replyAfter = later.promise;
-    else golden.prefill.noticeAfter = later.promise;
-    const client = new AbortController();
-    const reply = stream(ASK, client.signal);
-    if (early) await expect.poll(() => golden.callsOf('P0')).toHaveLength(1);
-    else await readUntil(await reply, ' Hello');
-    client.abort();
-    await reply.catch(() => undefined);
-    golden.prefill.replyAfter = Promise.resolve();
-    golden.prefill.noticeAfter = Promise.resolve();
-    // Round robin: this one goes to the other decoder, the next to the first again.
-    await complete(ASK);
-    const next = complete(ASK);
-    later.resolve();
-    await expect.poll(drains).toHaveLength(1);
-    expect(drains()[0]?.engine).toBe('D0');
-    expect(contentOf((await next).text).texts).toEqual([' Hello w0 w1 w2']);
-  });
+  test.each(['during prefill', 'while D waits for the notice'])(
+    '%s: D is drained, and the room comes back',
+    async (when) => {
+      golden = await startGolden({ yaml });
+      const early = when === 'during prefill';
+      const later = gate();
+      if (early) golden.prefill.replyAfter = later.promise;
+      else golden.prefill.noticeAfter = later.promise;
+      const client = new AbortController();
+      const reply = stream(ASK, client.signal);
+      if (early) await expect.poll(() => golden.callsOf('P0')).toHaveLength(1);
+      else await readUntil(await reply, ' Hello');
+      client.abort();
+      await reply.catch(() => undefined);
+      golden.prefill.replyAfter = Promise.resolve();
+      golden.prefill.noticeAfter = Promise.resolve();
+      // Round robin: this one goes to the other decoder, the next to the first again.
+      await complete(ASK);
+      const next = complete(ASK);
+      later.resolve();
+      await expect.poll(drains).toHaveLength(1);
+      expect(drains()[0]?.engine).toBe('D0');
+      expect(contentOf((await next).text).texts).toEqual([' Hello w0 w1 w2']);
+    },
+  );
 });
 
 describe('G9: D fails', () => {
@@ -440,7 +443,9 @@ test('G10: a bound id keeps its pair', async () => {
   const ask = async (session?: string) => {
     golden.calls.length = 0;
     await complete(ASK, session === undefined ? {} : { 'x-sess': session });
-    const legs = golden.calls.filter(({ path, body }) => path !== '/tokenize' && !drains().some((d) => d.body === body));
+    const legs = golden.calls.filter(
+      ({ path, body }) => path !== '/tokenize' && !drains().some((d) => d.body === body),
+    );
     pairs.push(legs.map(({ engine }) => engine).join(''));
   };
   for (const session of [undefined, 'A', 'A', 'B', undefined, 'A', '', 'B']) await ask(session);

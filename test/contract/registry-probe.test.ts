@@ -82,6 +82,7 @@ describe('probeInstance', () => {
       ],
       metrics: { processStartSeconds: 1000, running: 2, blockSize: 16, numGpuBlocks: 100 },
       kind: 'vllm',
+      keyRefused: false,
     });
     await expect.poll(() => stub.connections()).toBe(0);
     expect(stub.seen.map(({ url }) => url)[0]).toBe('/health');
@@ -131,11 +132,13 @@ describe('probeInstance', () => {
         '/v1/models': text(401, '{"error":"Unauthorized"}'),
       },
     ],
-  ])('is content with %s', async (_, routes) => {
+  ])('is content with %s', async (name, routes) => {
     await using stub = await engine(routes);
-    const { health, ...details } = await probe(stub.url);
+    const { health, keyRefused, ...details } = await probe(stub.url);
     expect(health.kind).toBe('ok');
     expect(details).toEqual({});
+    const refused = routes['/v1/models'] !== undefined && name === 'errors on the others';
+    expect(keyRefused).toBe(refused ? true : undefined);
   });
 
   it('reads nothing from JSON at /metrics', async () => {

@@ -111,12 +111,24 @@ test('a kept connection that was busy is closed after its reply', async () => {
   await stopped;
 });
 
-test('when the drain time is over, what still runs is cut', async () => {
+test('when the drain time is over, a stream that still runs ends with an error in it', async () => {
   await using started = await start({ 'drain-timeout': '200ms' });
   const stream = await openStream(started, 5000, 20);
   await started.baton.stop();
-  await expect(stream.rest()).rejects.toThrow();
+  const rest = await stream.rest();
+  expect(rest).toMatch(/data: \{"error":\{[^\n]*"code":"shutting_down"\}\}\n\ndata: \[DONE\]\n\n$/);
   await expect.poll(() => started.decode.state().running).toBe(0);
+});
+
+test('when the drain time is over, a reply that has not begun is a 503', async () => {
+  await using started = await start({ 'drain-timeout': '200ms' });
+  await started.decode.setFault({ kind: 'hang', leg: 'decode' });
+  const body = JSON.stringify({ model: 'sim-model', prompt: 'x', max_tokens: 4 });
+  const reply = fetch(`http://${started.baton.addresses.facade}/v1/completions`, { method: 'POST', body });
+  await expect.poll(() => started.decode.state().requests).toBe(1);
+  await started.baton.stop();
+  const { status, headers } = await reply;
+  expect([status, headers.get('retry-after')]).toEqual([503, '1']);
 });
 
 test('stop ends a process whose engines are away', async () => {

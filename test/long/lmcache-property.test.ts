@@ -36,7 +36,9 @@ function drawAsk(draw: Draw, model: string): Ask {
   const common = {
     model,
     stream,
-    ...(stream ? { stream_options: { include_usage: true, ...(draw.chance(0.2) ? { continuous_usage_stats: true } : {}) } } : {}),
+    ...(stream
+      ? { stream_options: { include_usage: true, ...(draw.chance(0.2) ? { continuous_usage_stats: true } : {}) } }
+      : {}),
     ...(draw.chance(0.85) ? { max_tokens: draw.pick([1, 2, draw.int(2, 8), draw.int(5, 40)]) } : {}),
     ...(draw.chance(0.3) ? { temperature: draw.pick([0, 0.7, 1]) } : {}),
     ...(draw.chance(0.2) ? { seed: draw.int(0, 5) } : {}),
@@ -48,11 +50,19 @@ function drawAsk(draw: Draw, model: string): Ask {
   if (draw.chance(0.4)) {
     const ids = Array.from(text, (letter) => letter.charCodeAt(0) % 128);
     const prompt = draw.pick<unknown>([text, text, [text], ids, [ids]]);
-    return { path: '/v1/completions', body: { ...common, prompt, ...(draw.chance(0.2) ? { logprobs: draw.int(1, 3) } : {}) } };
+    return {
+      path: '/v1/completions',
+      body: { ...common, prompt, ...(draw.chance(0.2) ? { logprobs: draw.int(1, 3) } : {}) },
+    };
   }
-  const messages = [{ role: 'system', content: 'Be brief.' }, { role: 'user', content: text }].slice(draw.int(0, 1));
+  const messages = [
+    { role: 'system', content: 'Be brief.' },
+    { role: 'user', content: text },
+  ].slice(draw.int(0, 1));
   const tools = draw.chance(0.2) ? { tools: [{ type: 'function', function: { name: 'f', parameters: {} } }] } : {};
-  const logprobs = draw.chance(0.2) ? { logprobs: true, ...(draw.chance(0.7) ? { top_logprobs: draw.int(1, 3) } : {}) } : {};
+  const logprobs = draw.chance(0.2)
+    ? { logprobs: true, ...(draw.chance(0.7) ? { top_logprobs: draw.int(1, 3) } : {}) }
+    : {};
   const template = draw.chance(0.1) ? { chat_template_kwargs: { enable_thinking: false } } : {};
   return { path: '/v1/chat/completions', body: { ...common, messages, ...tools, ...logprobs, ...template } };
 }
@@ -65,7 +75,9 @@ interface Piece {
 
 function piecesOf(text: string): readonly Piece[] {
   if (!text.startsWith('data:')) return [JSON.parse(text) as Piece];
-  return text.split('\n\n').flatMap((event) => (event.startsWith('data: {') ? [JSON.parse(event.slice(6)) as Piece] : []));
+  return text
+    .split('\n\n')
+    .flatMap((event) => (event.startsWith('data: {') ? [JSON.parse(event.slice(6)) as Piece] : []));
 }
 
 /** Lists of log probabilities joined: how a stream cuts them is the engine's business. */
@@ -81,7 +93,9 @@ function joined(pieces: readonly Piece[], { body }: Ask): string {
   }
   // With stop strings the simulator counts its offsets from text that it holds back.
   if (body['stop'] !== undefined) delete lists['text_offset'];
-  return JSON.stringify(lists, (_key, value: unknown) => (typeof value === 'number' ? Number(value.toFixed(9)) : value));
+  return JSON.stringify(lists, (_key, value: unknown) =>
+    typeof value === 'number' ? Number(value.toFixed(9)) : value,
+  );
 }
 
 function countsOf({ usage }: Content) {
@@ -120,7 +134,13 @@ describe.each([1, 2])('tensor parallel size %i', (ranks) => {
       prefill: 3,
       decode: 2,
       ranks,
-      engine: { models: MODELS, maxModelLen: WINDOW, defaultMaxTokens: WINDOW, pdBufferTokens: 4096, allocTimeoutMs: 400 },
+      engine: {
+        models: MODELS,
+        maxModelLen: WINDOW,
+        defaultMaxTokens: WINDOW,
+        pdBufferTokens: 4096,
+        allocTimeoutMs: 400,
+      },
       // Room for fewer prompts than there are workers, so that some wait.
       lmcache: 'notice_timeout: 250ms, pd_buffer_size: 4MiB, kv_bytes_per_token: 1024, chunk_size: 256',
       yaml: 'retry: { budget_percent: 100 }\nlog: { level: info }',

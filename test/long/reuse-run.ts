@@ -14,7 +14,6 @@ import {
   NEVER,
   NO_FAULTS,
   type Planned,
-  retired,
   type Scene,
   type Slot,
   send,
@@ -42,6 +41,8 @@ export class Players {
   };
   readonly #conversations = new Map<string, ModelConversation>();
   readonly #slots = new Map<number, Slot[]>();
+  /** Conversations of which the model does not know what they hold. */
+  readonly #lost = new Set<string>();
   #names = 0;
   #next = 0;
 
@@ -82,11 +83,12 @@ export class Players {
     }
     const done = await this.#run(turns, slot.voice, worker);
     const [first] = done;
-    if (done.some(({ line }) => line === undefined)) {
-      // Whatever comes of it later: nobody goes on with this conversation.
+    // Whatever comes later of a turn that nobody has heard of: no other goes on with this conversation.
+    if (done.some(({ line }) => line === undefined)) this.#lost.add(keyText(slot.voice));
+    if (this.#lost.has(keyText(slot.voice))) {
       this.#slots.set(
         worker,
-        slots.filter(({ voice }) => voice !== slot.voice && keyText(voice) !== keyText(slot.voice)),
+        slots.filter(({ voice }) => keyText(voice) !== keyText(slot.voice)),
       );
       return;
     }
@@ -114,12 +116,14 @@ export class Players {
     if (one !== undefined && awake.length >= 3 && !draw.chance(0.12)) return draw.pick([one, ...more]);
     // A few names for many conversations: what differs in tenant, model or salt must not meet.
     if (draw.chance(0.4)) this.#names += 1;
-    const voice: Voice = {
+    const pick = (): Voice => ({
       tenant: draw.pick([undefined, 'key-one', 'key-two']),
       model: draw.pick([...modelsOf(worker)] as [string, string, string]),
       salt: draw.pick(['', '', 'salt']),
       conversation: `w${worker}-${this.#names}`,
-    };
+    });
+    let voice = pick();
+    for (; this.#lost.has(keyText(voice)); voice = pick()) this.#names += 1;
     const slot: Slot = { voice, before: beginHead(draw), after: undefined, wakeAt: 0 };
     slots.push(slot);
     return slot;
@@ -432,13 +436,13 @@ export class Players {
     for (const entry of fresh.toSorted((a, b) => (a.entryId < b.entryId ? -1 : 1))) {
       this.#take(turn, makers, entry, scene);
     }
-    // Entries of turns of one size cannot be told apart; whose tokens they hold decides later matches.
+    // Entries of turns of one size cannot be told apart, and whose tokens they hold decides later matches.
     if (fresh.length > 0 && makers.length > 1) {
       const sizes = new Set(
         makers.map((one) => JSON.stringify([this.#left(one).tokens.length, this.#left(one).stored])),
       );
       const texts = new Set(makers.map((one) => JSON.stringify(this.#left(one).tokens)));
-      if (sizes.size < texts.size) this.#conversations.set(keyTextOf(key), retired(conversation));
+      if (sizes.size < texts.size) this.#lost.add(keyTextOf(key));
     }
     if (handed.length === 0) return;
     if (scene.outages) conversation.unseen.add('miss_owner_gone');

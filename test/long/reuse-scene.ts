@@ -113,12 +113,6 @@ export function leftBy(
   return { tokens, stored: tokens.length - (whole ? 0 : 1) };
 }
 
-/** A conversation of which the model cannot say what its entries hold. */
-export function retired(conversation: ModelConversation): ModelConversation {
-  for (const entry of conversation.live) entry.doubtful = true;
-  return conversation;
-}
-
 /** Outcome of a turn that names no conversation. */
 export function unnamedOutcome({ isLocal, continues }: TurnFacts): string {
   if (!continues) return 'none';

@@ -38,7 +38,10 @@ describe('receivers', () => {
 
   test('several ranks: the ports of two decoders of one host never meet', () => {
     const flags = { 'decoder-init-port': ['7300,7301'], 'decoder-alloc-port': ['7400,7401'] };
-    const both = { 'localhost:7200': 'localhost:7300,7301/7400,7401/', 'localhost:7201': 'localhost:7302,7303/7402,7403/' };
+    const both = {
+      'localhost:7200': 'localhost:7300,7301/7400,7401/',
+      'localhost:7201': 'localhost:7302,7303/7402,7403/',
+    };
     expect(receivers({ ...flags, 'decoder-port': ['7200'], 'num-decoders': '2' })).toEqual(both);
     expect(receivers({ ...flags, 'decoder-host': ['localhost'], 'decoder-port': ['7200,7201'] })).toEqual(both);
     const gaps = { 'decoder-init-port': ['7300,7304'], 'decoder-alloc-port': ['7400,7401'] };
