@@ -41,7 +41,7 @@ export const lmcache: FirstTokenConnector = {
     const [local] = facts.localReasons;
     if (local !== undefined)
       return { param: LOCAL_PARAMS[local], message: 'one prompt and one choice are handed over' };
-    const shown = (key: string) => valueOf(request, key);
+    const shown = (key: string) => shortText(request, key);
     if (!isOff(shown('echo'))) return { param: 'echo', message: 'the prompt is handed over as token ids' };
     if (!['', '1', 'null'].includes(shown('best_of'))) {
       return { param: 'best_of', message: 'one prompt and one choice are handed over' };
@@ -150,7 +150,7 @@ const CARRIED = new Set(['tool_choice', 'response_format', 'echo', 'best_of', 'u
 function legMembers(request: ClientRequest): readonly (readonly [string, string])[] {
   const top = readCount(request, 'top_logprobs');
   const wants = request.api === 'chat.completions' && typeof top === 'number' && top > 0;
-  return wants && !isOff(valueOf(request, 'logprobs')) ? [['logprobs', String(top)]] : [];
+  return wants && !isOff(shortText(request, 'logprobs')) ? [['logprobs', String(top)]] : [];
 }
 
 function atLeast(request: ClientRequest): number {
@@ -172,7 +172,7 @@ function textOf({ body }: ClientRequest, { valueStart, valueEnd }: Member): stri
 }
 
 /** JSON text of a short value; empty where it is absent. */
-function valueOf(request: ClientRequest, key: string): string {
+function shortText(request: ClientRequest, key: string): string {
   const found = member(request, key);
   if (found === undefined) return '';
   return found.valueEnd - found.valueStart > 64 ? 'long' : textOf(request, found);

@@ -34,6 +34,8 @@ export interface SimState extends EngineStats {
   readonly hanging: number;
   /** Prompts in the buffer of an LMCache decode engine. */
   readonly buffered: number;
+  /** Transfers of an LMCache prefill engine that failed. */
+  readonly transfersFailed: number;
   readonly killed: boolean;
   readonly deathReason: string | null;
   readonly listening: boolean;
@@ -164,6 +166,7 @@ class RunningSim implements Sim {
       loading: engine.countPhase('loading'),
       hanging: engine.countPhase('hung'),
       buffered: engine.lmcache?.buffer.size ?? 0,
+      transfersFailed: engine.lmcache?.sender.failed ?? 0,
       killed: this.killed,
       deathReason: engine.deathReason ?? null,
       listening: this.front.isListening,

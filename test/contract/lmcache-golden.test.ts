@@ -136,7 +136,8 @@ test('G1: completions', async () => {
   const [tokenize, prefill, decode] = golden.calls;
   expect(golden.calls.map(({ engine, path }) => `${engine} ${path}`)).toHaveLength(3);
   expect(tokenize).toEqual({ engine: 'P0', path: '/tokenize', body: { model: 'm', prompt: 'What date is today ?' } });
-  const id = (prefill?.body['kv_transfer_params'] as { disagg_spec: { req_id: string } }).disagg_spec.req_id;
+  const params = prefill?.body['kv_transfer_params'] as { disagg_spec: { req_id: string } } | undefined;
+  const id = params?.disagg_spec.req_id ?? '';
   expect(id).toMatch(UUID);
   expect(prefill).toEqual({
     engine: 'P0',

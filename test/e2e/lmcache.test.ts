@@ -78,20 +78,36 @@ test('prefill engines see nothing but legs with a transfer: anything else ends t
   expect(harness.decode.every((sim) => sim.state().externalHits > 0)).toBe(true);
 });
 
-test('no more prompts are on their way to a decoder than its buffer holds', async () => {
-  // Room for one prompt at a time; a second one would keep its prefill engine waiting until that gives up.
-  const engine = { pdBufferTokens: 60, allocTimeoutMs: 50, decodeMsPerToken: 1 };
-  harness = await startLmcache({
-    decode: 1,
-    engine,
-    lmcache: 'pd_buffer_size: 1KiB, kv_bytes_per_token: 16, chunk_size: 64',
+describe('the buffer of a decoder', () => {
+  // Room for one prompt; a second one keeps its prefill engine waiting until that gives up.
+  const engine = { pdBufferTokens: 40, allocTimeoutMs: 50, decodeMsPerToken: 8 };
+  const failed = () => harness.prefill.reduce((sum, sim) => sum + sim.state().transfersFailed, 0);
+  const crowd = () =>
+    Promise.all(
+      Array.from({ length: 8 }, (_, i) => {
+        const messages = [{ role: 'user', content: `${i} Who picked the baton up?` }];
+        return expectRight({ ...CHAT, messages, stream: true });
+      }),
+    );
+
+  test('takes no more prompts than it holds', async () => {
+    harness = await startLmcache({
+      decode: 1,
+      engine,
+      lmcache: 'pd_buffer_size: 1KiB, kv_bytes_per_token: 16, chunk_size: 64',
+    });
+    for (const plan of await crowd()) expect(plan).toContain('mode=prefill_decode;');
+    expect(failed()).toBe(0);
+    const long = { ...CHAT, messages: [{ role: 'user', content: 'x'.repeat(80) }] };
+    expect(await expectRight(long)).toContain('reason=buffer_too_large');
   });
-  const plans = await Promise.all(Array.from({ length: 8 }, () => expectRight({ ...CHAT, stream: true })));
-  for (const plan of plans) expect(plan).toContain('mode=prefill_decode;');
-  const [decoder] = harness.decode;
-  expect(decoder?.state().externalHits).toBeGreaterThanOrEqual(8 * 20);
-  const long = { ...CHAT, messages: [{ role: 'user', content: 'x'.repeat(80) }] };
-  expect(await expectRight(long)).toContain('reason=buffer_too_large');
+
+  test('without that limit transfers fail, and D computes those prompts', async () => {
+    harness = await startLmcache({ decode: 1, engine, lmcache: 'kv_bytes_per_token: 0, notice_timeout: 200ms' });
+    await harness.decode[0]?.setFault({ kind: 'stall', ms: 150, path: '/v1/completions', count: 1 });
+    await crowd();
+    expect(failed()).toBeGreaterThan(0);
+  });
 });
 
 test('a prefill engine that fails is replaced, with a transfer of its own', async () => {

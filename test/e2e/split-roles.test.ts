@@ -144,3 +144,41 @@ test('a client that leaves while the router lets it wait: the next one is served
   await untilReady(url, true);
   expect((await chat(url, chatBody())).status).toBe(200);
 });
+
+test('each role in a process of its own: the facade sees the pools through its router', async () => {
+  await using pools = await startSimPools({ prefill: 1, decode: 1, engine: { bidirectional: true, eosEvery: 0 } });
+  await using stack = new AsyncDisposableStack();
+  const start = async (flags: Readonly<Record<string, string | readonly string[]>>) => {
+    const { baton } = await startQuietly(configOf(flags));
+    stack.defer(() => baton.stop());
+    return baton.addresses;
+  };
+  const urls = (sims: readonly { readonly url: string }[]) => sims.map(({ url }) => url);
+  const store = await start({ roles: 'kvstore' });
+  const registry = await start({ roles: 'registry', prefill: urls(pools.prefill), decode: urls(pools.decode) });
+  const router = await start({
+    roles: 'router',
+    'kvstore-url': `http://${store.rpc}`,
+    'registry-url': `http://${registry.rpc}`,
+  });
+  const facade = await start({ roles: 'facade', 'router-url': `http://${router.rpc}` });
+  expect(facade.rpc).toBeUndefined();
+  const url = `http://${facade.facade}`;
+  await expect.poll(async () => (await fetch(`${url}/readiness`)).status).toBe(200);
+  expect(await (await fetch(`${url}/v1/models`)).json()).toMatchObject({ data: [{ id: 'sim-model' }] });
+  const messages = [{ role: 'user', content: 'a turn of some length '.repeat(8) }];
+  const ask = async () => {
+    const body = JSON.stringify({ model: 'sim-model', messages, max_tokens: 20, conversation_id: 'split' });
+    const reply = await fetch(`${url}/v1/chat/completions`, {
+      method: 'POST',
+      body,
+      headers: { 'x-baton-debug': '1' },
+    });
+    expect(reply.status).toBe(200);
+    const { choices } = (await reply.json()) as { choices: [{ message: { content: string } }] };
+    return { text: choices[0].message.content, plan: reply.headers.get('x-baton-plan') };
+  };
+  const first = await ask();
+  messages.push({ role: 'assistant', content: first.text }, { role: 'user', content: 'and then?' });
+  expect((await ask()).plan).toMatch(/outcome=hit;/);
+});

@@ -1,3 +1,4 @@
+import { randomInt } from 'node:crypto';
 import { createServer } from 'node:net';
 import type { Config } from '../../src/config/schema.ts';
 import type { SimOptions } from '../../src/sim/options.ts';
@@ -17,7 +18,7 @@ export interface LmcacheHarness extends AsyncDisposable {
   /** `tcp://host:port` of the notice socket. */
   readonly notices: string;
   /** Stops baton and starts it again on the same notice port; `url` changes. */
-  restart(while_?: () => Promise<void>): Promise<string>;
+  restart(meanwhile?: () => Promise<void>): Promise<string>;
 }
 
 export interface LmcacheOptions {
@@ -34,13 +35,21 @@ export interface LmcacheOptions {
   readonly env?: Readonly<Record<string, string>>;
 }
 
-/** A port of 127.0.0.1 that is free at this moment. */
+/**
+ * A port of 127.0.0.1 that is free at this moment. Not one that the system would give: those are also what connections of
+ * other tests take meanwhile.
+ */
 export async function freePort(): Promise<number> {
-  const server = createServer();
-  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
-  const address = server.address();
-  await new Promise((resolve) => server.close(resolve));
-  return typeof address === 'object' && address !== null ? address.port : 0;
+  for (;;) {
+    const port = randomInt(20_000, 30_000);
+    const server = createServer();
+    const isFree = await new Promise((resolve) => {
+      server.once('error', () => resolve(false));
+      server.listen(port, '127.0.0.1', () => resolve(true));
+    });
+    await new Promise((resolve) => server.close(resolve));
+    if (isFree === true) return port;
+  }
 }
 
 /** Starts engines and baton; defaults: two of each pool, one rank. */
