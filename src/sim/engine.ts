@@ -191,10 +191,7 @@ export class Engine {
     this.stats.prefixHits += sequence.hitTokens;
 
     const fatal = lmcache?.whyFatal(request);
-    if (fatal !== undefined) {
-      this.die(fatal);
-      throw new EngineError('dead');
-    }
+    if (fatal !== undefined) await this.load(run, { kind: 'crash', reason: fatal, silent: false });
     let ready = lmcache?.receive(sequence, request) ?? sequence.hitTokens;
     if (kv !== undefined && !request.skipCache) {
       const load = planLoad(kv, {
@@ -225,11 +222,8 @@ export class Engine {
 
     const output = sequence.tokens.slice(promptTokens);
     if (finish !== 'abort' && kv !== undefined && !isTruthy(kv['do_remote_decode'])) await this.draft(run);
-    if (lmcache !== undefined && sent !== undefined) {
-      const handle = await lmcache.reply(request, output, sent);
-      return { finish, stopReason, output, cachedTokens, createdTokens, handle };
-    }
-    const handle = finish === 'abort' || kv === undefined ? null : this.pin(run, kv, output.length, cachedTokens);
+    const own = finish === 'abort' || kv === undefined ? null : this.pin(run, kv, output.length, cachedTokens);
+    const handle = lmcache === undefined ? own : await lmcache.reply(request, output, sent);
     return { finish, stopReason, output, cachedTokens, createdTokens, handle };
   }
 

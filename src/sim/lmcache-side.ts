@@ -53,7 +53,7 @@ export class LmcacheSide {
   }
 
   /** `kv_transfer_params` of the reply. */
-  async reply({ kv, noticeFault }: EngineRequest, output: readonly number[], sent: Promise<void>) {
+  async reply({ kv, noticeFault }: EngineRequest, output: readonly number[], sent: Promise<void> | undefined) {
     if (noticeFault?.kind === 'early') await sent;
     const params: JsonObject | null = kv !== undefined && 'ret_first_tok' in kv ? { first_tok: output[0] ?? 0 } : null;
     return params;

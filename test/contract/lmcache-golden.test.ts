@@ -1,5 +1,4 @@
 import { afterEach, describe, expect, test } from 'vitest';
-import { readNotice } from '../../src/engine/notices.ts';
 import { encodeNotice } from '../../src/sim/notice-socket.ts';
 import { contentOf, post } from '../support/harness.ts';
 import { type Golden, noticeBytes, startGolden } from '../support/lmcache-golden.ts';
@@ -92,43 +91,6 @@ async function allNoticesRead(): Promise<void> {
   await golden.notify(noticeBytes('nobody'));
   await expect.poll(count).toBeGreaterThan(before);
 }
-
-describe('notices', () => {
-  test.each([
-    ['82a474797065aa50726f78794e6f746966a67265715f6964a131', '1'],
-    ['82a474797065aa50726f78794e6f746966a67265715f6964a23432', '42'],
-    [
-      '82a474797065aa50726f78794e6f746966a67265715f6964d92433663063316135322d366630652d346633612d396134612d396131643262376335653130',
-      '3f0c1a52-6f0e-4f3a-9a4a-9a1d2b7c5e10',
-    ],
-  ])('%s tells of %s, and is what is written for it', (bytes, transferId) => {
-    expect(readNotice(hex(bytes))).toEqual({ transferId });
-    expect(Buffer.from(encodeNotice(transferId)).toString('hex')).toBe(bytes);
-  });
-
-  test('the older tag, with either name of the id', () => {
-    const bytes = '82a474797065ae4e69786c50726f78794e6f746966a67265715f6964a131';
-    expect(readNotice(hex(bytes))).toEqual({ transferId: '1' });
-    expect(Buffer.from(encodeNotice('1', 'NixlProxyNotif')).toString('hex')).toBe(bytes);
-    expect(readNotice(hex('82a474797065ae4e69786c50726f78794e6f746966a87265715f75756964a131'))).toEqual({
-      transferId: '1',
-    });
-  });
-
-  test.each([
-    ['no type', '81a67265715f6964a131', 'ignored'],
-    ['an id that is a number', '82a474797065aa50726f78794e6f746966a67265715f696401', 'ignored'],
-    ['another class', '83a474797065ab43616e63656c4e6f746966a67265715f6964a131a46b65797390', 'ignored'],
-    ['an unknown member besides', '83a178a179a474797065aa50726f78794e6f746966a67265715f6964a131', { transferId: '1' }],
-    ['another order', '82a67265715f6964a131a474797065aa50726f78794e6f746966', { transferId: '1' }],
-    ['no bytes', '', 'bad'],
-    ['a list', '93010203', 'bad'],
-    ['half a notice', '82a474797065aa5072', 'bad'],
-    ['one and a half', '82a474797065aa50726f78794e6f746966a67265715f6964a131a1', 'bad'],
-  ])('%s', (_name, bytes, want) => {
-    expect(readNotice(hex(bytes))).toEqual(want);
-  });
-});
 
 test('G1: completions', async () => {
   golden = await startGolden();

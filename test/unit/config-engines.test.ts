@@ -37,7 +37,7 @@ describe('--prefill and --decode', () => {
   test('one pool alone is no reason to guess the other', () => {
     expect(urls({ decode: ['http://d:1'] })).toEqual({ p: '', d: 'd:1' });
     expect(warnings({ decode: ['http://d:1'] })).toEqual([
-      'no prefill engine is configured (--prefill URL); requests wait until one registers',
+      'no prefill engine is configured (--prefill URL); requests for it wait in the queue and then fail',
     ]);
   });
 

@@ -199,11 +199,11 @@ describe('the file', () => {
     );
   });
 
-  test('an empty list of instances means that they register themselves', () => {
+  test('an empty list of instances means none', () => {
     expect(good({ fileText: 'instances: []\n' }).instances).toEqual([]);
     expect(warnings({ fileText: 'instances: []\n' })).toEqual([
-      'no prefill engine is configured (--prefill URL); requests wait until one registers',
-      'no decode engine is configured (--decode URL); requests wait until one registers',
+      'no prefill engine is configured (--prefill URL); requests for it wait in the queue and then fail',
+      'no decode engine is configured (--decode URL); requests for it wait in the queue and then fail',
     ]);
   });
 
