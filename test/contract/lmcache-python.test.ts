@@ -19,7 +19,7 @@ async function findPython(): Promise<string | undefined> {
     );
   if (await has('python3')) return 'python3';
   try {
-    await run('python3', ['-m', 'venv', join(scratch, 'venv')]);
+    await run('python3', ['-m', 'venv', join(scratch, 'venv')], { timeout: 30_000 });
     const python = join(scratch, 'venv', 'bin', 'python');
     if (!existsSync(python)) return undefined;
     await run(python, ['-m', 'pip', 'install', '--quiet', 'msgspec', 'pyzmq'], { timeout: 90_000 });
@@ -36,14 +36,15 @@ class ProxyNotif(msgspec.Struct, tag=True):
     req_id: str
 class NixlProxyNotif(msgspec.Struct, tag=True):
     req_id: str
-socket = zmq.Context().socket(zmq.PUSH)
+context = zmq.Context()
+socket = context.socket(zmq.PUSH)
 socket.connect(sys.argv[1])
 for kind, req_id in ((ProxyNotif, sys.argv[2]), (NixlProxyNotif, sys.argv[3])):
     data = msgspec.msgpack.encode(kind(req_id=req_id))
     print(data.hex())
     socket.send(data)
 socket.close()
-zmq.Context.instance().term()
+context.term()
 `;
 
 test('a notice that msgspec and pyzmq send is accepted', { timeout: 150_000 }, async ({ skip }) => {
@@ -56,7 +57,8 @@ test('a notice that msgspec and pyzmq send is accepted', { timeout: 150_000 }, a
   await using notices = await Notices.open({ host: '127.0.0.1', port: 0, observe: (result) => results.push(result) });
   const ids = ['3f0c1a52-6f0e-4f3a-9a4a-9a1d2b7c5e10', '42'] as const;
   const waiters = ids.map((id) => notices.expect(id, 1));
-  const { stdout } = await run(python, ['-c', SCRIPT, `tcp://${notices.address}`, ...ids]);
+  const args = ['-c', SCRIPT, `tcp://${notices.address}`, ...ids];
+  const { stdout } = await run(python, args, { timeout: 20_000 });
   await Promise.all(waiters.map(({ arrived }) => arrived));
   expect(results).toEqual(['matched', 'matched']);
   expect(stdout.split('\n').slice(0, 2)).toEqual([

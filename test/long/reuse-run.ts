@@ -315,14 +315,18 @@ export class Players {
     }
     const isSure = allowed.size === 1 && !outages && together.length === 1;
     tally[isSure ? 'exact' : 'unsure'] += 1;
-    if (!isHit) return expected.find((one) => one.outcome === outcome);
+    // At the end of an entry's time it may be unknown which one the turn has met.
+    const met = expected.filter((one) => one.outcome === outcome && one.matched === (isHit ? matched : 0));
+    const changes = new Set(met.map(({ takes, rules }) => JSON.stringify([takes?.id, rules.map(({ id }) => id)])));
+    const choice = changes.size === 1 ? met[0] : undefined;
+    if (!isHit) return choice;
     const could = [
       ...expected.map((one) => one.matched),
       ...(outages || together.length > 1 ? scene.known.map((entry) => provenTokens(entry, facts.prompt)) : []),
       ...(together.length > 1 ? together.map((other) => provenTokens(this.#left(other), facts.prompt)) : []),
     ];
     if (!could.includes(matched)) this.#tell(turn, scene, `${matched} tokens were read`, could);
-    return expected.find((one) => one.outcome === outcome && one.matched === matched);
+    return choice;
   }
 
   #left(turn: Planned): ReturnType<typeof leftBy> {

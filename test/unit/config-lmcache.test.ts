@@ -82,7 +82,7 @@ instances:
 
   test('lists that do not fit are refused', () => {
     expect(receivers({ 'decoder-init-port': ['7300,7301'] })).toEqual([
-      ' give as many init, alloc and query ports, one per rank'.trim(),
+      'give as many init, alloc and query ports, one per rank',
     ]);
     expect(receivers({ 'decoder-init-port': ['7300'], 'decoder-alloc-port': ['7301'], 'num-decoders': '2' })).toEqual([
       '--decoder-init-port: decoders localhost:8200 and localhost:8201 would both take KV at localhost:7301; ' +
