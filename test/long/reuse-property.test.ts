@@ -89,7 +89,7 @@ afterAll(async () => {
 describe.each(WORLDS.map((options) => ({ ...options, turns: Math.ceil(options.turns * SHARE) })))(
   '$turns turns, $name',
   (options) => {
-    test('every turn ends as the model says', { timeout: 200_000 }, async () => {
+    test('every turn ends as the model says', { timeout: 290_000 }, async () => {
       const world = await World.start(options, SEED);
       worlds.push(world);
       const players = new Players(world, SEED);
