@@ -1,6 +1,7 @@
 import type { Api } from './facts.ts';
 import { findMember, type ScannedObject, scanObject, spliceObject } from './json-scan.ts';
 import { DONE_EVENT } from './openai-error.ts';
+import { parseJson } from './parse-json.ts';
 import type { ReplyUsage } from './reply.ts';
 import { eventData } from './sse.ts';
 
@@ -123,7 +124,7 @@ export function reshapeEvent(reply: Composition, raw: Uint8Array): Uint8Array {
   if (data === undefined) return raw;
   const scan = scanObject(data.text);
   if (scan.kind !== 'object' || findMember(scan, 'choices') === undefined) return raw;
-  const chunk = recordOf(JSON.parse(decoder.decode(data.text)));
+  const chunk = recordOf(parseJson(decoder.decode(data.text)));
   if (chunk === undefined) return raw;
   if (reply.api === 'completions') return frame(spliceObject(data.text, scan, completionEdits(reply, chunk, scan)));
   const { choices, usage, ...rest } = chunk;
@@ -324,7 +325,7 @@ function frame(payload: Uint8Array): Uint8Array {
 }
 
 function parseRecord(bytes: Uint8Array): Json | undefined {
-  return scanObject(bytes).kind === 'object' ? recordOf(JSON.parse(decoder.decode(bytes))) : undefined;
+  return scanObject(bytes).kind === 'object' ? recordOf(parseJson(decoder.decode(bytes))) : undefined;
 }
 
 function recordOf(value: unknown): Json | undefined {

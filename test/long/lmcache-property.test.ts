@@ -1,4 +1,5 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { parseJson } from '../../src/core/parse-json.ts';
 import { createRandom, type FaultRule } from '../../src/sim/faults.ts';
 import { type Content, contentOf } from '../support/harness.ts';
 import { type LmcacheHarness, startLmcache } from '../support/lmcache.ts';
@@ -74,10 +75,10 @@ interface Piece {
 }
 
 function piecesOf(text: string): readonly Piece[] {
-  if (!text.startsWith('data:')) return [JSON.parse(text) as Piece];
+  if (!text.startsWith('data:')) return [parseJson(text) as Piece];
   return text
     .split('\n\n')
-    .flatMap((event) => (event.startsWith('data: {') ? [JSON.parse(event.slice(6)) as Piece] : []));
+    .flatMap((event) => (event.startsWith('data: {') ? [parseJson(event.slice(6)) as Piece] : []));
 }
 
 /** Lists of log probabilities joined: how a stream cuts them is the engine's business. */
