@@ -84,7 +84,7 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
     ...(localStore === undefined ? {} : { kvCacheStore: localStore.service }),
   };
   const addresses: { -readonly [K in keyof Running['addresses']]: Running['addresses'][K] } = {};
-  if (notices !== undefined) addresses.notices = notices.address;
+  if (notices?.address !== undefined) addresses.notices = notices.address;
   // A facade alone serves no RPC: its port would only stand in another role's way.
   if (config.rpc.port !== 'off' && Object.keys(services).length > 0) {
     const { host, port } = config.rpc;

@@ -226,12 +226,19 @@ function readLmcache(input: BuildInput, sink: Sink, instances: readonly Instance
     where: locate(['lmcache', 'decoder_alloc_ports']),
   });
   if (decoders.length > 0) sink.problems.push(...problems);
+  const { notice_publish: noticePublish, notice_hub: noticeHub } = file.lmcache;
+  if (noticePublish !== undefined && noticeHub !== undefined) {
+    const message = 'one replica publishes the notices and the others have its address: leave one of the two keys out';
+    sink.problems.push({ where: locate(['lmcache', 'notice_hub']), message });
+  }
   const notices = instances.flatMap(({ id, lmcache }) =>
     lmcache?.notices === undefined ? [] : [[id, lmcache.notices] as const],
   );
   return {
     proxyHost: file.lmcache.proxy_host,
     proxyPort: file.lmcache.proxy_port,
+    ...(noticePublish === undefined ? {} : { noticePublish }),
+    ...(noticeHub === undefined ? {} : { noticeHub }),
     receivers,
     notices: Object.fromEntries(notices),
     ...(file.lmcache.notices === undefined ? {} : { defaultNotices: file.lmcache.notices }),

@@ -33,11 +33,21 @@ export interface InstanceLmcache {
   readonly notices?: number;
 }
 
+/** A host, IPv6 without brackets, and a port. */
+export interface TcpAddress {
+  readonly host: string;
+  readonly port: number;
+}
+
 /** Settings of the lmcache connector. */
 export interface LmcacheConfig {
   readonly proxyHost: string;
   /** 0 takes any free port. */
   readonly proxyPort: number;
+  /** Where the notices that come to the socket are published for other processes. */
+  readonly noticePublish?: TcpAddress;
+  /** Where another process publishes its notices: this one opens no socket of its own. */
+  readonly noticeHub?: TcpAddress;
   /** Decode engines by instance id. */
   readonly receivers: Readonly<Record<string, ReceiverConfig>>;
   /** Notices of one prefill, by instance id of prefill engines that have a number of their own. */
@@ -62,6 +72,13 @@ const parseHost: ValueParser<string> = (raw) =>
     ? ok(raw.trim())
     : bad(`expected a host name or address, got ${show(raw)}`);
 
+const parseTcpAddress: ValueParser<TcpAddress> = (raw) => {
+  const [, name = '', digits = ''] = typeof raw === 'string' ? (/^tcp:\/\/(.+):(\d+)$/.exec(raw.trim()) ?? []) : [];
+  const [host, port] = [parseListenHost(name), parsePort(digits)];
+  if (host.kind === 'ok' && port.kind === 'ok') return ok({ host: host.value, port: port.value });
+  return bad(`expected an address like "tcp://10.0.0.1:8501", got ${show(raw)}`);
+};
+
 const MAX_COUNT = 1_000_000_000;
 
 /** Keys of the section `lmcache`. */
@@ -71,6 +88,16 @@ export const lmcacheKeys = {
   decoder_query_ports: optional(parsePorts, 'none', 'Query ports of the decoders, one per tensor-parallel rank.'),
   proxy_host: field(parseListenHost, 'localhost', 'Address of the notice socket that prefill engines dial.'),
   proxy_port: field(countParser(0, 65_535), 8500, 'Port of the notice socket; 0 takes any free port.'),
+  notice_publish: optional(
+    parseTcpAddress,
+    'none',
+    'Address (`tcp://host:port`) where the notices that come to the socket are published for the other replicas.',
+  ),
+  notice_hub: optional(
+    parseTcpAddress,
+    'none',
+    'The `notice_publish` of another replica: this one gets its notices there and opens no socket.',
+  ),
   notices: optional(
     countParser(0, 1024),
     'one for each init port',

@@ -75,6 +75,7 @@ export class Metrics {
   readonly #decodeHandles = this.#counter('baton_decode_handles_total');
   readonly #reuseAlarms = this.#counter('baton_reuse_alarms_total');
   readonly #releases = this.#counter('baton_releases_total');
+  readonly #rebound = this.#counter('baton_rebound_total');
   readonly #notices = this.#counter('baton_lmcache_notices_total');
   readonly #drains = this.#counter('baton_lmcache_drains_total');
 
@@ -111,6 +112,11 @@ export class Metrics {
   /** All series in the Prometheus text format. */
   render(): Promise<string> {
     return this.#registry.metrics();
+  }
+
+  /** Counts a bound conversation that moved to another instance. */
+  rebound(place: 'prefill' | 'decode', reason: 'gone' | 'failed'): void {
+    this.#rebound.inc({ place, reason });
   }
 
   /** Counts a frame on the notice socket. */

@@ -185,6 +185,12 @@ export const SERIES = [
     labels: [],
   },
   {
+    name: 'baton_rebound_total',
+    kind: 'counter',
+    help: 'Moves of bound conversations (CLIENT_BOUND) to another instance, because theirs was gone or a leg on it failed.',
+    labels: ['place', 'reason'],
+  },
+  {
     name: 'baton_lmcache_notices_total',
     kind: 'counter',
     help: 'Frames on the notice socket of the lmcache connector: matched, orphan (nobody waits for it), ignored, bad.',

@@ -20,13 +20,23 @@ export function firstTokenConnector(config: Config): FirstTokenConnector | undef
   return connector?.runner === 'first-token' ? connector : undefined;
 }
 
-/** Opens the notice socket; ZMQ is loaded here and nowhere else. */
+/** Opens the notice socket, or joins that of another process; ZMQ is loaded here and nowhere else. */
 export async function openNotices(config: Config, metrics: Metrics, stack: AsyncDisposableStack): Promise<Notices> {
-  const { Notices } = await import('../engine/notices.ts');
-  const { proxyHost: host, proxyPort: port } = config.lmcache;
+  const { Notices, openPublisher } = await import('../engine/notices.ts');
+  const { proxyHost: host, proxyPort: port, noticePublish, noticeHub } = config.lmcache;
   const observe = (result: string) => metrics.noticed(result);
+  if (noticeHub !== undefined) return stack.use(Notices.join(noticeHub, observe));
+  const publisher =
+    noticePublish === undefined
+      ? undefined
+      : await openPublisher(noticePublish).catch((error: unknown) =>
+          failStart(error, noticePublish.host, noticePublish.port, 'lmcache.notice_publish'),
+        );
   return stack.use(
-    await Notices.open({ host, port, observe }).catch((error: unknown) => failStart(error, host, port, '--proxy-port')),
+    await Notices.open({ host, port, publisher, observe }).catch((error: unknown) => {
+      publisher?.close();
+      return failStart(error, host, port, '--proxy-port');
+    }),
   );
 }
 

@@ -6,6 +6,7 @@ import type { Logger } from '../obs/log.ts';
 import type { Metrics } from '../obs/metrics.ts';
 import { POLICIES } from '../policies/index.ts';
 import { BidirectionalTrials } from '../services/bidirectional-trials.ts';
+import { Bindings } from '../services/bindings.ts';
 import { ConversationMemory } from '../services/conversation-memory.ts';
 import { HandleHabits } from '../services/handle-habits.ts';
 import type { InstanceView } from '../services/instance-view.ts';
@@ -13,6 +14,7 @@ import { Reuse } from '../services/reuse.ts';
 import { ReusePlanner } from '../services/reuse-planner.ts';
 import { RouterService } from '../services/router.ts';
 import { TurnRecorder } from '../services/turn-recorder.ts';
+import { firstTokenConnector } from './first-token.ts';
 import { StartError } from './listen.ts';
 
 /** Builds the router of this process; without a store it plans without reuse. */
@@ -31,6 +33,9 @@ export function buildRouter(
       minUncachedTokens: config.disagg.minUncachedTokens,
     },
     queueMax: config.queue.max,
+    ...(config.identity.clientBound
+      ? { bindings: new Bindings((place, reason) => metrics.rebound(place, reason)) }
+      : {}),
     ...(store === undefined ? {} : { reuse: buildReuse(config, view, store, metrics, log) }),
     observe: {
       planned: (mode, reason) => metrics.planned(mode, reason),
@@ -72,6 +77,7 @@ function buildReuse(
     { view, planner, recorder, trials, memory, habits },
     {
       clientBound: config.identity.clientBound,
+      hasHandles: firstTokenConnector(config) === undefined,
       observe: {
         handleFate: (fate) => metrics.decodeHandle(fate),
         alarm: (instance, what) => {

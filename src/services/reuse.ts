@@ -30,8 +30,10 @@ export interface ReuseObserver {
 
 /** Settings of {@link Reuse}. */
 export interface ReuseOptions {
-  /** Keeps a conversation on its instances also where nothing is reused (`CLIENT_BOUND`). */
+  /** Named conversations come with their own instances in front and stay there (`CLIENT_BOUND`). */
   readonly clientBound: boolean;
+  /** Decode instances give handles; else an instance that served a conversation before is not preferred. */
+  readonly hasHandles: boolean;
   readonly observe: ReuseObserver;
 }
 
@@ -99,17 +101,20 @@ export class Reuse {
   ): Promise<PreparedReuse | { readonly kind: 'need-tokens'; readonly instance: Instance }> {
     const { facts, decision } = request;
     if (decision.mode !== PlanMode.PREFILL_DECODE) return this.#local(request);
-    const step = await this.#parts.planner.plan({ ...request, prefill: this.#boundFirst(request) });
+    const step = await this.#parts.planner.plan({ ...request, prefill: this.#readers(request) });
     if (step.kind === 'need-tokens') return step;
     const hit = step.kind === 'hit' ? step : undefined;
     const preferred = this.#prefer(request, step);
     return this.#prepared(facts, preferred, step.outcome, hit);
   }
 
-  /** A bound conversation's prefill instance comes before all others, also where a handle is to be read. */
-  #boundFirst({ facts, decision }: PrepareRequest): readonly Instance[] {
-    if (!this.#options.clientBound || lookupIds(facts).length === 0) return decision.prefill;
-    return first(decision.prefill, [this.#parts.memory.get(this.#parts.planner.memoryKey(facts))?.prefillId]);
+  /** Only its own prefill instance reads for a bound conversation: one that may not read is no reason to leave it. */
+  #readers({ facts, decision }: PrepareRequest): readonly Instance[] {
+    return this.#isBound(facts) ? decision.prefill.slice(0, 1) : decision.prefill;
+  }
+
+  #isBound(facts: RequestFacts): boolean {
+    return this.#options.clientBound && facts.conversationId !== '';
   }
 
   /** One leg: nothing is taken, the stored handle stays good for a later turn. */
@@ -154,18 +159,17 @@ export class Reuse {
   /** The previous D holds the history in its prefix cache, and after a turn without a handle so does the previous P. */
   #prefer(request: PrepareRequest, step: Exclude<ReuseStep, { kind: 'need-tokens' }>): PlanDecision {
     const { facts, decision, inFlight } = request;
+    if (this.#isBound(facts) || !this.#options.hasHandles) return decision;
     const remembered =
       lookupIds(facts).length === 0 ? undefined : this.#parts.memory.get(this.#parts.planner.memoryKey(facts));
     const decodeId = step.ownerId ?? remembered?.decodeId;
     const prefillFirst = step.kind === 'hit' ? step.prefill : [];
-    const keepPrefill = this.#options.clientBound || remembered?.noHandle !== undefined;
-    const prefillId = prefillFirst.length === 0 && keepPrefill ? remembered?.prefillId : undefined;
+    const keepPrefill = prefillFirst.length === 0 && remembered?.noHandle !== undefined;
+    const prefillId = keepPrefill ? remembered.prefillId : undefined;
     return {
       ...decision,
       prefill: first(decision.prefill, prefillFirst.length > 0 ? prefillFirst.map(({ id }) => id) : [prefillId]),
-      decode: first(decision.decode, [
-        this.#options.clientBound ? (remembered?.decodeId ?? decodeId) : underCap(decodeId, decision.decode, inFlight),
-      ]),
+      decode: first(decision.decode, [underCap(decodeId, decision.decode, inFlight)]),
     };
   }
 }

@@ -26,6 +26,7 @@ import {
 } from '../../gen/baton/v1/router_pb.ts';
 import { BatonError } from '../core/errors.ts';
 import { type Decision, decide, type PlanRules, type Verdict } from '../core/plan.ts';
+import type { Bindings, Place } from './bindings.ts';
 import { toMs } from './durations.ts';
 import type { InstanceView } from './instance-view.ts';
 import type { PreparedReuse, Reuse } from './reuse.ts';
@@ -37,6 +38,8 @@ export interface RouterOptions {
   readonly queueMax: number;
   /** Decode-to-prefill reuse; without it every plan is cold. */
   readonly reuse?: Reuse;
+  /** Set where conversations keep their instances. */
+  readonly bindings?: Bindings;
   /** Told for every plan and every wait. */
   readonly observe?: RouterObserver;
   readonly now?: () => number;
@@ -196,20 +199,19 @@ export class RouterService {
     const facts = requireFacts(request.facts);
     const decision = this.#decide(facts, new Set(request.excludedInstanceIds));
     if (decision.kind !== 'plan') throw noRoute(facts, decision);
-    return create(ExplainRouteResponseSchema, { plan: toPlan(decision, this.#options.rules.connector, '') });
+    const plan = this.#options.bindings?.look(facts, decision) ?? decision;
+    return create(ExplainRouteResponseSchema, { plan: toPlan(plan, this.#options.rules.connector, '') });
   }
 
   /** Ends the claim, and stores what the turn left for the next one. */
   async #finish(reservation: Reservation, report: ReportOutcomeRequest): Promise<void> {
     const { facts, plan, legs, reuse } = reservation;
-    await reuse?.finish({
-      planId: plan.planId,
-      facts,
-      connector: plan.connector,
-      prefillId: legs.findLast(({ leg, ending }) => leg === Leg.PREFILL && ending === LegEnding.OK)?.instanceId,
-      decodeId: legs.findLast(({ leg, ending }) => leg === Leg.DECODE && ending === LegEnding.OK)?.instanceId,
-      report,
-    });
+    const served = (which: Leg) =>
+      legs.findLast(({ leg, ending }) => leg === which && ending === LegEnding.OK)?.instanceId;
+    const [prefillId, decodeId] = [served(Leg.PREFILL), served(Leg.DECODE)];
+    const planned = { prefill: plan.prefill?.instanceId, decode: plan.decode?.instanceId };
+    this.#options.bindings?.served(facts, planned, { prefill: prefillId, decode: decodeId });
+    await reuse?.finish({ planId: plan.planId, facts, connector: plan.connector, prefillId, decodeId, report });
   }
 
   #decide(facts: RequestFacts, excluded: ReadonlySet<string>): Decision {
@@ -227,9 +229,12 @@ export class RouterService {
   #decideInTurn(facts: RequestFacts, excluded: ReadonlySet<string>): Decision {
     const decision = this.#decide(facts, excluded);
     if (decision.kind !== 'plan') return decision;
-    if (decision.prefill.length > 0) this.#turns.prefill += 1;
-    this.#turns.decode += 1;
-    return decision;
+    const placed = this.#options.bindings?.place(facts, decision);
+    // What a bound conversation takes is no turn: else conversations of an even number of turns would meet on one pair.
+    const isTurn = (place: Place) => placed?.picked.includes(place) ?? true;
+    if (decision.prefill.length > 0 && isTurn('prefill')) this.#turns.prefill += 1;
+    if (isTurn('decode')) this.#turns.decode += 1;
+    return placed?.decision ?? decision;
   }
 
   /** Queues for a routable pair: only here, before a P leg has cost anything. */

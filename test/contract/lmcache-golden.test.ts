@@ -400,7 +400,6 @@ describe('G9: D fails', () => {
 });
 
 test('G10: a bound id keeps its pair', async () => {
-  // Unlike the proxy's, baton's turns also count bound requests, so only the bound ids' pairs are the golden ones.
   golden = await startGolden({ env: { CLIENT_BOUND: 'TRUE', CLIENT_BOUND_KEY: 'X-Sess' } });
   const pairs: string[] = [];
   const ask = async (session?: string) => {
@@ -412,11 +411,7 @@ test('G10: a bound id keeps its pair', async () => {
     pairs.push(legs.map(({ engine }) => engine).join(''));
   };
   for (const session of [undefined, 'A', 'A', 'B', undefined, 'A', '', 'B']) await ask(session);
-  const [first, a, ...rest] = pairs;
-  expect([first, a]).toEqual(['P0D0', 'P1D1']);
-  expect([rest[0], rest[3]]).toEqual(['P1D1', 'P1D1']);
-  expect(rest[5]).toBe(rest[1]);
-  for (const pair of pairs) expect(['P0D0', 'P1D1']).toContain(pair);
+  expect(pairs).toEqual(['P0D0', 'P1D1', 'P1D1', 'P0D0', 'P1D1', 'P1D1', 'P0D0', 'P0D0']);
   golden.decode.failing = ['D1'];
   await ask('A');
   expect(pairs.at(-1)).toBe('P1D1D0');

@@ -1,6 +1,10 @@
-import { readdirSync } from 'node:fs';
+import { execFile } from 'node:child_process';
+import { readdirSync, readFileSync } from 'node:fs';
 import { createServer } from 'node:net';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
 import { expect, test, vi } from 'vitest';
+import { contentOf } from '../support/harness.ts';
 import { groupLives, startLaunch } from '../support/launch-process.ts';
 
 const SMALL = ['--sim', '--prefill', '1', '--decode', '1'];
@@ -31,6 +35,47 @@ test('2P2D serves, survives the death of an engine, and leaves nothing behind on
   await launch.seen(/decoder1 was ended by SIGKILL; the end of .*decoder1\.log:\n {2}\| .*simulated decode engine/);
   await launch.seen(/going on with 2 prefill and 1 decode/);
   for (let i = 0; i < 4; i++) await chat(launch.url);
+
+  launch.kill('SIGINT');
+  expect(await launch.ended).toBe(0);
+  for (const [name, group] of groups) expect(groupLives(group), name).toBe(false);
+  expect(launch.text()).toMatch(/stopping\nstopped\n$/);
+});
+
+/** What a shell's curl prints; fails with curl when the transfer was not whole. */
+async function curl(url: string, body: Record<string, unknown>): Promise<string> {
+  const json = ['-H', 'Content-Type: application/json', '-d', JSON.stringify(body)];
+  return (await promisify(execFile)('curl', ['-sSN', '--fail-with-body', '-X', 'POST', url, ...json])).stdout;
+}
+
+test("lmcache 2P2D with the example's model answers curl, and leaves nothing behind on Ctrl-C", async () => {
+  const model = 'meta-llama/Llama-3.1-8B-Instruct';
+  await using launch = await startLaunch(['--sim', '--connector', 'lmcache', '--model', model]);
+  await launch.seen(/up: /);
+  const groups = launch.groups();
+  expect([...groups.keys()]).toEqual(['prefiller1', 'prefiller2', 'decoder1', 'decoder2', 'proxy']);
+  const asked = { model, max_tokens: 10, temperature: 0 };
+  const prompt = 'Explain the origin of Llama model';
+  const messages = [{ role: 'user', content: prompt }];
+  const engine = `http://${/decoder1 started: (\S+),/.exec(launch.text())?.[1]}`;
+  for (const [path, body, part] of [
+    ['/v1/completions', { ...asked, prompt }, { object: 'text_completion', model }],
+    ['/v1/chat/completions', { ...asked, messages }, { object: 'chat.completion', model }],
+  ] as const) {
+    // The decode engine alone says what is right.
+    const right = await curl(engine + path, body);
+    // Each pair of the pools has its turn.
+    for (let i = 0; i < 2; i += 1) {
+      const whole = await curl(launch.url + path, body);
+      expect(JSON.parse(whole)).toMatchObject({ ...part, usage: { completion_tokens: 10 } });
+      expect(contentOf(whole)).toMatchObject({ texts: contentOf(right).texts, finish: contentOf(right).finish });
+      const stream = await curl(launch.url + path, { ...body, stream: true });
+      expect(contentOf(stream)).toMatchObject({ texts: contentOf(right).texts, done: true, errors: [] });
+    }
+  }
+  const log = () => readFileSync(join(launch.folder, 'proxy.log'), 'utf8');
+  await vi.waitFor(() => expect(log().match(/"mode":"prefill_decode".*"ending":"ok"/g)).toHaveLength(8));
+  expect(log()).not.toContain('no_handle');
 
   launch.kill('SIGINT');
   expect(await launch.ended).toBe(0);

@@ -95,3 +95,28 @@ instances:
     expect(receivers({}, half)).toEqual(['decoder d:1 needs as many init, alloc and query ports, one per rank']);
   });
 });
+
+describe('notices for several replicas', () => {
+  const lmcacheOf = (text: string) => {
+    const loaded = load({}, `lmcache: { ${text} }`);
+    return loaded.kind === 'ok' ? loaded.config.lmcache : loaded.problems.map(formatProblem);
+  };
+
+  test('one publishes, the others have its address; neither by default', () => {
+    const publish = lmcacheOf('notice_publish: "tcp://0.0.0.0:8501"');
+    expect(publish).toMatchObject({ noticePublish: { host: '0.0.0.0', port: 8501 } });
+    expect(lmcacheOf('notice_hub: "tcp://[::1]:8501"')).toMatchObject({ noticeHub: { host: '::1', port: 8501 } });
+    expect(Object.keys(lmcacheOf('chunk_size: 256')).filter((key) => /Publish|Hub/.test(key))).toEqual([]);
+  });
+
+  test('mistakes', () => {
+    for (const address of ['10.0.0.1:8501', 'tcp://10.0.0.1', 'tcp://a:0', 'tcp://*:8501', 'ipc:///x:1', '8501']) {
+      expect(lmcacheOf(`notice_hub: "${address}"`), address).toEqual([
+        expect.stringContaining('lmcache.notice_hub: expected an address like "tcp://10.0.0.1:8501"'),
+      ]);
+    }
+    expect(lmcacheOf('notice_hub: "tcp://a:1", notice_publish: "tcp://b:1"')).toEqual([
+      expect.stringContaining('leave one of the two keys out'),
+    ]);
+  });
+});
