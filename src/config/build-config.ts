@@ -399,6 +399,12 @@ function checkEngines(config: Config, input: BuildInput, sink: Sink): void {
       message: 'simulated engines (--sim) need the registry in this process',
     });
   }
+  if (sim !== undefined && config.lmcache.noticeHub !== undefined) {
+    sink.problems.push({
+      where: input.locate(['lmcache', 'notice_hub']),
+      message: 'simulated engines (--sim) tell the notice socket of this process: leave the key out',
+    });
+  }
   const given = input.engines.engines.find((engine) => !engine.isDefault);
   if (!registry && given !== undefined) {
     sink.warnings.push({

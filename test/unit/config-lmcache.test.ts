@@ -97,8 +97,8 @@ instances:
 });
 
 describe('notices for several replicas', () => {
-  const lmcacheOf = (text: string) => {
-    const loaded = load({}, `lmcache: { ${text} }`);
+  const lmcacheOf = (text: string, flags: RawFlags = {}) => {
+    const loaded = load(flags, `lmcache: { ${text} }`);
     return loaded.kind === 'ok' ? loaded.config.lmcache : loaded.problems.map(formatProblem);
   };
 
@@ -117,6 +117,9 @@ describe('notices for several replicas', () => {
     }
     expect(lmcacheOf('notice_hub: "tcp://a:1", notice_publish: "tcp://b:1"')).toEqual([
       expect.stringContaining('leave one of the two keys out'),
+    ]);
+    expect(lmcacheOf('notice_hub: "tcp://a:1"', { sim: 'true' })).toEqual([
+      expect.stringContaining('lmcache.notice_hub: simulated engines'),
     ]);
   });
 });
