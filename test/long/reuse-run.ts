@@ -449,7 +449,8 @@ export class Players {
       if (sizes.size < texts.size) this.#lost.add(keyTextOf(key));
     }
     if (handed.length === 0) return;
-    if (scene.outages) conversation.unseen.add('miss_owner_gone');
+    // A restart is noticed after the outage, so an entry can go with it that no outage of this scene explains.
+    if (this.#world.options.outages) conversation.unseen.add('miss_owner_gone');
     if (turns.length > 1) for (const outcome of ['miss_taken', 'miss_released']) conversation.unseen.add(outcome);
     const possible = [undefined, 'miss_no_handle', 'miss_unsupported_stream', 'miss_unverifiable', 'miss_unsupported'];
     conversation.lastLeft = new Set([...conversation.lastLeft, ...possible]);
