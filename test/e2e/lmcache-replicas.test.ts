@@ -104,5 +104,9 @@ test('a port in use ends the start, and the other one is free again', async () =
   const inUse = /^port \d+ is in use \(lmcache\.notice_publish\)$/;
   await expect(start({ proxyPort: await freePort() })).rejects.toThrow(inUse);
   const noticePublish = { host: '127.0.0.1', port: await freePort() };
-  for (let i = 0; i < 2; i += 1) await expect(start({ noticePublish })).rejects.toThrow(/\(--proxy-port\)$/);
+  const proxyInUse = /\(--proxy-port\)$/;
+  await expect(start({ noticePublish })).rejects.toThrow(proxyInUse);
+  // ZMQ gives a port back a moment after its socket is closed.
+  const again = () => start({ noticePublish }).then(String, ({ message }: Error) => message);
+  await expect.poll(again, { timeout: 5000 }).toMatch(proxyInUse);
 });
