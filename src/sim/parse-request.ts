@@ -5,6 +5,8 @@ import type { SimConfig } from './options.ts';
 import { encodeText, vocabularySize } from './tokenizer.ts';
 
 const MAX_N = 128;
+/** vLLM's default of `--max-logprobs`. */
+const MAX_LOGPROBS = 20;
 
 /** Which API a request uses. */
 export type ApiKind = 'chat' | 'completions';
@@ -228,19 +230,32 @@ function checkSampling(body: JsonObject): number {
 }
 
 function readLogprobs(body: JsonObject, api: ApiKind): number | undefined {
-  // The flag of chat is a count of 1 to the completions schema.
-  if (api === 'completions' && body['logprobs'] === true) return 1;
-  if (api === 'completions') return isInteger(body['logprobs']) ? body['logprobs'] : undefined;
-  if (body['logprobs'] !== true) {
-    if (isInteger(body['top_logprobs']) && body['top_logprobs'] > 0) {
-      throw badRequest(
-        'when using `top_logprobs`, `logprobs` must be set to true. (parameter=top_logprobs)',
-        'top_logprobs',
-      );
-    }
-    return undefined;
+  const count = api === 'completions' ? countOfCompletion(body['logprobs']) : countOfChat(body);
+  if (count !== undefined && count > MAX_LOGPROBS) {
+    throw badRequest(
+      `Requested sample logprobs of ${count}, which is greater than max allowed: ${MAX_LOGPROBS} (parameter=logprobs, value=${count})`,
+      'logprobs',
+    );
   }
-  return isInteger(body['top_logprobs']) ? body['top_logprobs'] : 0;
+  return count;
+}
+
+/** The flag of chat is a count of 1 to the completions schema. */
+function countOfCompletion(value: unknown): number | undefined {
+  if (value === true) return 1;
+  return isInteger(value) ? value : undefined;
+}
+
+function countOfChat(body: JsonObject): number | undefined {
+  const top = body['top_logprobs'];
+  if (body['logprobs'] === true) return isInteger(top) ? top : 0;
+  if (isInteger(top) && top > 0) {
+    throw badRequest(
+      'when using `top_logprobs`, `logprobs` must be set to true. (parameter=top_logprobs)',
+      'top_logprobs',
+    );
+  }
+  return undefined;
 }
 
 /** Turns a body into a checked request; throws ApiError as the engine answers. The model was checked before. */

@@ -223,6 +223,19 @@ test('log probabilities go with the tokens, echo brings the prompt along', async
   expect(at(reply.json, 'choices', 0, 'prompt_logprobs', 1, '98', 'decoded_token')).toBe('b');
 });
 
+test('more log probabilities than an engine allows are refused, and it lives on', async () => {
+  const p = await sim();
+  for (const [path, body] of [
+    [chat, chatBody(story, { logprobs: true, top_logprobs: 99 })],
+    [completions, { prompt: 'ab', logprobs: 99 }],
+  ] as const) {
+    const reply = await post(p, path, body);
+    expect([reply.status, at(reply.json, 'error', 'param')]).toEqual([400, 'logprobs']);
+  }
+  const most = await post(p, chat, chatBody(story, { logprobs: true, top_logprobs: 20, max_tokens: 1 }));
+  expect(at(most.json, 'choices', 0, 'logprobs', 'content', 0, 'top_logprobs')).toHaveLength(20);
+});
+
 test('several tokens in one event', async () => {
   const one = await sim({ eosEvery: 0 });
   const four = await sim({ eosEvery: 0, tokensPerEvent: 4 });
