@@ -117,3 +117,16 @@ export async function metricOf(harness: Harness, series: string): Promise<number
   const line = text.split('\n').find((candidate) => candidate.startsWith(`${series} `));
   return Number(line?.slice(series.length + 1) ?? 0);
 }
+
+/** Waits until a client that does not read holds its stream up, the rest waiting in the engine; returns the bytes written. */
+export async function untilUnread(harness: Harness): Promise<number> {
+  let before = -1;
+  const stands = async () => {
+    const written = await metricOf(harness, 'baton_stream_bytes_total');
+    const same = written > 0 && written === before;
+    before = written;
+    return same;
+  };
+  await expect.poll(stands, { interval: 150, timeout: 10_000 }).toBe(true);
+  return before;
+}

@@ -7,7 +7,7 @@ import { InstanceState } from '../../gen/baton/v1/instance_pb.ts';
 import { EntryKeySchema } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import { connectRemote } from '../../src/rpc/clients.ts';
 import { contentOf, type Harness, type HarnessOptions, post, startHarness } from '../support/harness.ts';
-import { engine, metricOf } from './ladder-support.ts';
+import { engine, metricOf, untilUnread } from './ladder-support.ts';
 
 const open: AsyncDisposable[] = [];
 afterEach(async () => {
@@ -289,18 +289,7 @@ test('what a slow reader holds up is taken off the time that its handle is kept'
     `POST /v1/chat/completions HTTP/1.1\r\nhost: baton\r\nconnection: close\r\ncontent-length: ${text.length}\r\n\r\n${text}`,
   );
   socket.pause();
-  let before = -1;
-  await expect
-    .poll(
-      async () => {
-        const written = await metricOf(harness, 'baton_stream_bytes_total');
-        const stands = written > 0 && written === before;
-        before = written;
-        return stands;
-      },
-      { interval: 150, timeout: 10_000 },
-    )
-    .toBe(true);
+  await untilUnread(harness);
   await new Promise((resolve) => setTimeout(resolve, 400));
   socket.resume();
   await new Promise((resolve) => socket.on('close', resolve));

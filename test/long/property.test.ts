@@ -3,6 +3,7 @@ import { createRandom, type FaultRule } from '../../src/sim/faults.ts';
 import type { Sim, SimState } from '../../src/sim/start-sim.ts';
 import { type Harness, startHarness } from '../support/harness.ts';
 import { type Ask, Draw, drawAsk, drawFault, isHarmless } from './property-requests.ts';
+import { readSubstance } from './reuse-reply.ts';
 
 /** `BATON_TEST_SEED=n` repeats the requests and faults of a run; what happens at the same time is never the same. */
 const SEED = Number(process.env['BATON_TEST_SEED'] ?? Math.floor(Math.random() * 2 ** 31));
@@ -77,59 +78,10 @@ async function send(url: string, { path, body }: Ask, id: string, leaveAfterMs?:
   }
 }
 
-interface Piece {
-  readonly role?: string;
-  readonly content?: string | null;
-  readonly tool_calls?: readonly { readonly function: { readonly name?: string; readonly arguments?: string } }[];
-}
-
-interface RawReply {
-  readonly error?: unknown;
-  readonly choices?: readonly {
-    readonly index: number;
-    readonly text?: string;
-    readonly delta?: Piece;
-    readonly message?: Piece;
-    readonly logprobs?: unknown;
-    readonly finish_reason?: string | null;
-    readonly stop_reason?: unknown;
-  }[];
-  readonly usage?: {
-    readonly prompt_tokens: number;
-    readonly completion_tokens: number;
-    readonly total_tokens: number;
-  };
-}
-
 /** Everything a reply says that has to be the same whoever computed it: cached tokens, ids and times are not. */
 function substanceOf(text: string, stream: boolean) {
-  const replies: RawReply[] = stream
-    ? text
-        .split('\n\n')
-        .flatMap((event) => (event.startsWith('data: {') ? [JSON.parse(event.slice(6)) as RawReply] : []))
-    : [JSON.parse(text) as RawReply];
-  const choices: { text: string; calls: string; finish: unknown; stop: unknown; logprobs: unknown[] }[] = [];
-  const errors: unknown[] = [];
-  let usage: unknown;
-  for (const reply of replies) {
-    if (reply.error !== undefined) errors.push(reply.error);
-    if (reply.usage) {
-      const { prompt_tokens, completion_tokens, total_tokens } = reply.usage;
-      usage = { prompt_tokens, completion_tokens, total_tokens };
-    }
-    for (const choice of reply.choices ?? []) {
-      const piece = choice.delta ?? choice.message;
-      const known = choices[choice.index] ?? { text: '', calls: '', finish: null, stop: null, logprobs: [] };
-      choices[choice.index] = known;
-      known.text += piece?.content ?? choice.text ?? '';
-      for (const call of piece?.tool_calls ?? [])
-        known.calls += (call.function.name ?? '') + (call.function.arguments ?? '');
-      if (choice.logprobs) known.logprobs.push(choice.logprobs);
-      known.finish = choice.finish_reason ?? known.finish;
-      known.stop = choice.stop_reason ?? known.stop;
-    }
-  }
-  return { choices, usage, errors, done: !stream || text.endsWith('data: [DONE]\n\n') };
+  const { same, errors } = readSubstance(text, stream);
+  return { ...same, errors };
 }
 
 /** Whether `text` is one error in the OpenAI envelope. */

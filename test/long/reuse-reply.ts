@@ -1,3 +1,5 @@
+import { parseJson } from '../../src/core/parse-json.ts';
+
 /** Everything of a reply that must be the same whoever computed it, and the tokens where the engine was asked for them. */
 export interface Substance {
   readonly text: string;
@@ -39,10 +41,8 @@ interface RawReply {
 /** Reads a whole reply, streamed or not. */
 export function readSubstance(raw: string, stream: boolean): Substance {
   const replies = stream
-    ? raw
-        .split('\n\n')
-        .flatMap((event) => (event.startsWith('data: {') ? [JSON.parse(event.slice(6)) as RawReply] : []))
-    : [JSON.parse(raw) as RawReply];
+    ? raw.split('\n\n').flatMap((event) => (event.startsWith('data: {') ? [parseJson(event.slice(6)) as RawReply] : []))
+    : [parseJson(raw) as RawReply];
   const choices: Substance['same']['choices'][number][] = [];
   const errors: unknown[] = [];
   const outputIds: number[] = [];
