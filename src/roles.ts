@@ -73,7 +73,7 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   const view: WatchedView = registry ?? (storeOnly ? NO_POOLS : watchRemote(config, stack));
   watchPools(metrics, view);
 
-  const localStore = has('kvstore') ? await openStore(metrics, onFault, stack) : undefined;
+  const localStore = has('kvstore') ? await openStore(config.store, log, metrics, onFault, stack) : undefined;
   const store = localStore?.client ?? storeElsewhere(config, stack);
   if (store !== undefined && !storeOnly) stack.use(new OwnerWatch(store, view));
   const routerService = has('router') ? buildRouter(config, view, store, metrics, log) : undefined;

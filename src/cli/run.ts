@@ -9,6 +9,7 @@ import { createLogger, errorFields, type Logger } from '../obs/log.ts';
 import { POLICIES } from '../policies/index.ts';
 import type { Running } from '../roles.ts';
 import type { SimOptions } from '../sim/options.ts';
+import { STORES } from '../stores/index.ts';
 import { hashKeyLine } from './hash-key.ts';
 import { parseCommand } from './parse-command.ts';
 import { simHint } from './sim-hint.ts';
@@ -40,7 +41,7 @@ const OK = 0;
 const FAILED = 1;
 const USAGE = 2;
 
-const KNOWN = { policies: Object.keys(POLICIES), connectors: Object.keys(CONNECTORS) };
+const KNOWN = { policies: Object.keys(POLICIES), connectors: Object.keys(CONNECTORS), stores: Object.keys(STORES) };
 
 /** Runs one command line to its end; resolves with the exit code: 0, 1 for a failed start, 2 for a mistake in the settings. */
 export async function runCli(host: CliHost): Promise<number> {

@@ -17,6 +17,7 @@ import { type ListenPort, parseHeaderName, parseSecret, unknownName } from './va
 export interface Known {
   readonly policies: readonly string[];
   readonly connectors: readonly string[];
+  readonly stores: readonly string[];
 }
 
 /** What a checked file becomes settings with. */
@@ -73,6 +74,13 @@ export function buildConfig(input: BuildInput): Built {
     auth: file.auth.api_keys_file === undefined ? {} : { apiKeysFile: file.auth.api_keys_file },
     rpc: file.rpc,
     admin: file.admin,
+    store: {
+      backend: resolveName(file.store.backend, input.known.stores, wordKey, locate(['store', 'backend']), sink),
+      ...(file.store.snapshot_file === undefined ? {} : { snapshotFile: file.store.snapshot_file }),
+      maxBytes: file.store.max_bytes,
+      tenantEntries: file.store.tenant_entries,
+      tenantBytes: file.store.tenant_bytes,
+    },
     kvConnector,
     policy: {
       prefill: resolveName(file.policy.prefill, input.known.policies, wordKey, locate(['policy', 'prefill']), sink),

@@ -197,6 +197,22 @@ export const FLAGS: readonly FlagSpec[] = [
     about: 'YAML file; flags and BATON_* variables go before it',
   },
   {
+    name: 'store',
+    kind: 'value',
+    value: 'name',
+    paths: [['store', 'backend']],
+    group: PROCESS,
+    about: 'where the KV cache store keeps entries: memory, valkey (memory)',
+  },
+  {
+    name: 'store-snapshot',
+    kind: 'value',
+    value: 'file',
+    paths: [['store', 'snapshot_file']],
+    group: PROCESS,
+    about: 'keeps the entries of the memory store over a restart (none)',
+  },
+  {
     name: 'log-level',
     kind: 'value',
     value: 'level',

@@ -85,6 +85,7 @@ export interface Config {
   };
   readonly rpc: ListenConfig;
   readonly admin: ListenConfig;
+  readonly store: StoreConfig;
   readonly kvConnector: string;
   readonly policy: { readonly prefill: string; readonly decode: string };
   readonly instances: readonly InstanceConfig[];
@@ -103,6 +104,16 @@ export interface Config {
   readonly lmcache: LmcacheConfig;
   /** Present when simulated engines are to be started; `instances` is then empty. */
   readonly sim?: SimConfig;
+}
+
+/** The KV cache store of this process. */
+export interface StoreConfig {
+  readonly backend: string;
+  /** File that keeps the memory backend's entries over a restart. */
+  readonly snapshotFile?: string;
+  readonly maxBytes: number;
+  readonly tenantEntries: number;
+  readonly tenantBytes: number;
 }
 
 /** Time limits in milliseconds; 0 turns one off. */
@@ -224,6 +235,17 @@ export const fileSchema = z.strictObject({
   }),
   rpc: section({ ...listen('127.0.0.1', 50051, 'the RPC port'), insecure: insecure('the RPC port') }),
   admin: section({ ...listen('127.0.0.1', 29000, 'the admin port'), insecure: insecure('the admin port') }),
+  store: section({
+    backend: field(parseText, 'memory', 'Where the KV cache store keeps entries: `memory` or `valkey`.'),
+    snapshot_file: optional(
+      parseText,
+      'none',
+      'File that keeps the entries of the `memory` backend over a restart; it is used up at the start.',
+    ),
+    max_bytes: field(parseSize, '1GiB', 'Bytes of all entries; over it the entry next to expire is evicted.'),
+    tenant_entries: field(countParser(1, MAX_COUNT), 10_000, 'Live entries of one tenant.'),
+    tenant_bytes: field(parseSize, '256MiB', 'Bytes of the entries of one tenant.'),
+  }),
   kv_connector: field(parseText, 'nixl', "KV connector of the engines, in baton's or in vLLM's spelling."),
   policy: z.preprocess((raw) => (typeof raw === 'string' ? { prefill: raw, decode: raw } : (raw ?? {})), policyPair),
   instances: z.preprocess((raw) => raw ?? undefined, z.array(instance).optional()),

@@ -1,11 +1,14 @@
 import type { Client } from '@connectrpc/connect';
 import { KVCacheStore } from '../../gen/baton/v1/kv_cache_store_pb.ts';
+import type { Config } from '../config/schema.ts';
+import type { Logger } from '../obs/log.ts';
 import type { Metrics } from '../obs/metrics.ts';
 import type { FaultSink } from '../rpc/bind.ts';
 import { createDirectClient } from '../rpc/direct-client.ts';
 import { EVERYTHING, KvCacheStoreService } from '../services/kv-cache-store.ts';
 import { STORES } from '../stores/index.ts';
-import { STORE_LIMITS } from '../stores/store.ts';
+import { type OpenStore, STORE_LIMITS, type StoreLimits } from '../stores/store.ts';
+import { StartError } from './listen.ts';
 
 /** The store of this process: the service for the RPC port, and the client of the router beside it. */
 export interface LocalStore {
@@ -17,12 +20,30 @@ export interface LocalStore {
 
 /** Opens the store; the stack closes it. */
 export async function openStore(
+  config: Config['store'],
+  log: Logger,
   metrics: Metrics,
   onFault: FaultSink,
   stack: AsyncDisposableStack,
 ): Promise<LocalStore> {
-  const store = stack.use(await STORES.memory({ now: () => performance.now(), limits: STORE_LIMITS }));
-  const service = new KvCacheStoreService({ store, callerOf: () => EVERYTHING });
+  const backends: Readonly<Record<string, OpenStore>> = STORES;
+  const open = backends[config.backend];
+  if (open === undefined) throw new StartError(`unknown store "${config.backend}" (--store)`);
+  const limits: StoreLimits = {
+    ...STORE_LIMITS,
+    totalBytes: config.maxBytes,
+    tenantEntries: config.tenantEntries,
+    tenantBytes: config.tenantBytes,
+  };
+  const store = stack.use(
+    await open({
+      now: () => performance.now(),
+      limits,
+      ...(config.snapshotFile === undefined ? {} : { snapshotFile: config.snapshotFile }),
+      onNotice: ({ level, message, fields }) => log[level]({ ...fields }, message),
+    }),
+  );
+  const service = new KvCacheStoreService({ store, limits, callerOf: () => EVERYTHING });
   const client = createDirectClient(KVCacheStore, service, onFault);
   metrics.watchStore(async () => {
     const stats = await client.getStats({});

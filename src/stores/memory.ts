@@ -9,6 +9,7 @@ import { claimNotFound, claimSpent, entryClaimed, entryExists, limitExceeded, re
 import { ReplayWindow } from './replay-window.ts';
 import type {
   AtRevision,
+  ChangeListener,
   ClaimGuard,
   DeleteCall,
   EntryView,
@@ -230,6 +231,10 @@ export class MemoryStore implements KvStore {
     }
     return { ...counted, ...(await this.#countSlots(filter, now)) };
   }
+
+  readonly onChange = (_listener: ChangeListener): (() => void) => {
+    throw new BatonError({ reason: 'NOT_IMPLEMENTED', message: 'no changes are told yet' });
+  };
 
   readonly onReleasable = (listener: ReleasableListener): (() => void) => this.#life.onReleasable(listener);
 

@@ -226,7 +226,36 @@ export interface StoreOptions {
   readonly limits: StoreLimits;
   /** Id of this run, `[a-z0-9]+`. Default a random one. */
   readonly runId?: string;
+  /** The memory backend's file over a restart; absent: nothing is kept. */
+  readonly snapshotFile?: string;
+  /** Hears what an operator should know, such as a server that went away; must not throw. */
+  readonly onNotice?: (notice: StoreNotice) => void;
 }
+
+/** Something an operator should know; `fields` hold ids and counts, never keys or handles. */
+export interface StoreNotice {
+  readonly level: 'info' | 'warn' | 'error';
+  readonly message: string;
+  readonly fields?: Readonly<Record<string, string | number>>;
+}
+
+/** One change of a live entry. Changes come in the order of their revisions. */
+export type StoreChange = { readonly revision: bigint } & (
+  | { readonly kind: 'upserted'; readonly entry: EntryView }
+  | {
+      readonly kind: 'removed';
+      readonly entryId: string;
+      /** What a take of it answers. */
+      readonly reason: MissReason;
+      /** For filters. */
+      readonly tenant: string;
+      readonly instanceId: string;
+      readonly conversationId: string;
+    }
+);
+
+/** Hears of changes; must not throw. `gap` says that changes before `revision` may have been missed. */
+export type ChangeListener = (change: StoreChange | { readonly kind: 'gap'; readonly revision: bigint }) => void;
 
 /** Hears of an instance for which the release queue holds entries, and how many; must not throw. */
 export type ReleasableListener = (instanceId: string, queued: number) => void;
@@ -254,6 +283,8 @@ export interface KvStore extends AsyncDisposable {
   ) => Promise<{ readonly droppedEntries: number; readonly droppedClaims: number }>;
   /** Counts entries that pass the filter; puts, takes, misses, evictions and expirations heed its tenant alone. */
   readonly stats: (filter: StoreFilter) => Promise<StoreStats>;
+  /** Calls `listener` with every change of a live entry until the returned function is called. */
+  readonly onChange: (listener: ChangeListener) => () => void;
   /** Calls `listener` whenever entries came to the release queue; returns what ends that. */
   readonly onReleasable: (listener: ReleasableListener) => () => void;
 }

@@ -6,6 +6,7 @@ import { POLICIES } from '../../src/policies/index.ts';
 import { type Running, startBaton } from '../../src/roles.ts';
 import type { SimOptions } from '../../src/sim/options.ts';
 import { type Sim, startSim } from '../../src/sim/start-sim.ts';
+import { STORES } from '../../src/stores/index.ts';
 
 /** baton in this process, in front of simulated engines that the test controls. */
 export interface Harness extends AsyncDisposable {
@@ -45,7 +46,7 @@ export function configOf(
     flags: { host: '127.0.0.1', port: '0', 'rpc-port': '0', 'admin-port': '0', ...flags },
     env,
     ...(yaml === undefined ? {} : { fileText: yaml, fileName: 'test.yaml' }),
-    known: { policies: Object.keys(POLICIES), connectors: Object.keys(CONNECTORS) },
+    known: { policies: Object.keys(POLICIES), connectors: Object.keys(CONNECTORS), stores: Object.keys(STORES) },
     terminal: false,
   });
   if (loaded.kind === 'error') throw new Error(JSON.stringify(loaded.problems));

@@ -63,7 +63,7 @@ describe('docs/configuration.md', () => {
 
   test('its example is a good file', () => {
     const example = /```yaml\n([\s\S]*?)```/.exec(text)?.[1] ?? '';
-    const known = { policies: ['round_robin'], connectors: ['nixl'] };
+    const known = { policies: ['round_robin'], connectors: ['nixl'], stores: ['memory', 'valkey'] };
     const loaded = loadConfig({ flags: {}, env: {}, fileText: example, known, terminal: false });
     expect(loaded).toMatchObject({ kind: 'ok', warnings: [] });
     expect(loaded.kind === 'ok' && loaded.config.instances.map(({ role }) => role)).toEqual([
@@ -75,7 +75,7 @@ describe('docs/configuration.md', () => {
   });
 
   test('the defaults that it shows are what an empty file means', () => {
-    const known = { policies: ['round_robin'], connectors: ['nixl'] };
+    const known = { policies: ['round_robin'], connectors: ['nixl'], stores: ['memory', 'valkey'] };
     const lines = describeKeys().filter(
       ({ path, fallback }) => !/\[\]|^pools\./.test(path) && !/[` ]|^none$/.test(fallback),
     );

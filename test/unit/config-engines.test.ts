@@ -3,7 +3,7 @@ import type { RawFlags } from '../../src/config/flags.ts';
 import { loadConfig } from '../../src/config/load-config.ts';
 import { formatProblem } from '../../src/config/problem.ts';
 
-const KNOWN = { policies: ['round_robin'], connectors: ['nixl'] };
+const KNOWN = { policies: ['round_robin'], connectors: ['nixl'], stores: ['memory', 'valkey'] };
 const FILE = 'instances:\n  - {url: "http://f:1", role: prefill}\n  - {url: "http://f:2", role: decode}\n';
 
 function load(flags: RawFlags, env: Record<string, string> = {}, fileText = '') {

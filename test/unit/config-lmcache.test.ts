@@ -4,7 +4,7 @@ import { loadConfig } from '../../src/config/load-config.ts';
 import { formatProblem } from '../../src/config/problem.ts';
 
 function load(flags: RawFlags, fileText?: string) {
-  const known = { policies: ['round_robin'], connectors: ['nixl', 'lmcache'] };
+  const known = { policies: ['round_robin'], connectors: ['nixl', 'lmcache'], stores: ['memory', 'valkey'] };
   const text = fileText === undefined ? {} : { fileText };
   return loadConfig({ flags: { 'kv-connector': 'lmcache', ...flags }, env: {}, known, terminal: false, ...text });
 }

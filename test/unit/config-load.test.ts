@@ -4,7 +4,11 @@ import { type LoadInput, loadConfig } from '../../src/config/load-config.ts';
 import { formatProblem } from '../../src/config/problem.ts';
 import type { Config } from '../../src/config/schema.ts';
 
-const KNOWN = { policies: ['round_robin', 'least_loaded'], connectors: ['nixl', 'nixl-push', 'lmcache', 'none'] };
+const KNOWN = {
+  policies: ['round_robin', 'least_loaded'],
+  connectors: ['nixl', 'nixl-push', 'lmcache', 'none'],
+  stores: ['memory', 'valkey'],
+};
 
 function load(input: Partial<LoadInput> = {}) {
   return loadConfig({ flags: {}, env: {}, known: KNOWN, terminal: false, ...input });
@@ -48,6 +52,7 @@ describe('defaults', () => {
       auth: {},
       rpc: { host: '127.0.0.1', port: 50_051, insecure: false },
       admin: { host: '127.0.0.1', port: 29_000, insecure: false },
+      store: { backend: 'memory', maxBytes: 1024 ** 3, tenantEntries: 10_000, tenantBytes: 256 * 1024 ** 2 },
       kvConnector: 'nixl',
       policy: { prefill: 'round_robin', decode: 'round_robin' },
       instances: [
