@@ -1,6 +1,7 @@
 import { Agent as HttpAgent } from 'node:http';
 import { Agent as HttpsAgent } from 'node:https';
-import { type Client, createClient, type Transport } from '@connectrpc/connect';
+import { connect as connectSocket } from 'node:net';
+import { type Client, Code, ConnectError, createClient, type Interceptor, type Transport } from '@connectrpc/connect';
 import {
   createConnectTransport,
   createGrpcTransport,
@@ -14,7 +15,7 @@ import { RPC_MAX_MESSAGE_BYTES } from './limits.ts';
 
 /** Where another process serves RPC, and how to speak with it. */
 export interface RemoteOptions {
-  /** Base URL, `http(s)://host[:port][/prefix]`. */
+  /** Base URL, `http(s)://host[:port][/prefix]`, or `unix:/path` of a socket, which is spoken to without TLS. */
   readonly url: string;
   /** Default `connect`. */
   readonly protocol?: 'connect' | 'grpc' | 'grpc-web';
@@ -22,6 +23,19 @@ export interface RemoteOptions {
   readonly httpVersion?: '1.1' | '2';
   /** Time after which an attempt to connect fails with UNAVAILABLE, HTTP/2 only. Default 3,000. */
   readonly connectTimeoutMs?: number;
+  /** Sent with each call as `Authorization: Bearer TOKEN`; a function is asked anew for each call. Default none. */
+  readonly token?: string | (() => string | undefined);
+  /** For `https:` URLs. Default: the authorities that Node trusts, and no certificate of one's own. */
+  readonly tls?: ClientTls;
+}
+
+/** TLS of a client; each member as PEM. */
+export interface ClientTls {
+  /** Authorities whose certificates are believed, instead of those that Node trusts. */
+  readonly ca?: string;
+  /** Certificate that the client shows, with its chain; goes with `key`. */
+  readonly cert?: string;
+  readonly key?: string;
 }
 
 /** Clients of the services of another process. Disposing closes the connection, with the calls that are open. */
@@ -44,28 +58,32 @@ export function connectRemote(options: RemoteOptions): RemoteServices {
 
 function createTransport(options: RemoteOptions): { transport: Transport; close: () => void } {
   const protocol = options.protocol ?? 'connect';
+  const socketPath = options.url.startsWith(UNIX) ? options.url.slice(UNIX.length) : undefined;
+  const baseUrl = socketPath === undefined ? options.url : 'http://localhost';
   const common = {
-    baseUrl: options.url,
+    baseUrl,
     readMaxBytes: RPC_MAX_MESSAGE_BYTES,
     writeMaxBytes: RPC_MAX_MESSAGE_BYTES,
     // Processes of one deployment are near each other: compressing costs more than it saves.
     acceptCompression: [],
+    interceptors: [...(options.token === undefined ? [] : [bearer(options.token)]), unavailable],
   };
   if (options.httpVersion === '1.1') {
     if (protocol === 'grpc') throw new TypeError('gRPC needs HTTP/2');
-    const agent = options.url.startsWith('https:')
-      ? new HttpsAgent({ keepAlive: true })
+    const agent = baseUrl.startsWith('https:')
+      ? new HttpsAgent({ keepAlive: true, ...options.tls })
       : new HttpAgent({ keepAlive: true });
-    const http1 = { ...common, httpVersion: '1.1' as const, nodeOptions: { agent } };
+    const nodeOptions = { agent, ...(socketPath === undefined ? {} : { socketPath }) };
+    const http1 = { ...common, httpVersion: '1.1' as const, nodeOptions };
     const transport = protocol === 'connect' ? createConnectTransport(http1) : createGrpcWebTransport(http1);
     return { transport, close: () => agent.destroy() };
   }
   // The pings find a peer that vanished under an open watch; nothing else would.
-  const sessionManager = new Http2SessionManager(options.url, {
-    pingIntervalMs: 20_000,
-    pingTimeoutMs: 5_000,
-    connectTimeoutMs: options.connectTimeoutMs ?? 3_000,
-  });
+  const sessionManager = new Http2SessionManager(
+    baseUrl,
+    { pingIntervalMs: 20_000, pingTimeoutMs: 5_000, connectTimeoutMs: options.connectTimeoutMs ?? 3_000 },
+    socketPath === undefined ? { ...options.tls } : { createConnection: () => connectSocket(socketPath) },
+  );
   const http2 = { ...common, httpVersion: '2' as const, sessionManager };
   const transport =
     protocol === 'grpc'
@@ -74,4 +92,27 @@ function createTransport(options: RemoteOptions): { transport: Transport; close:
         ? createConnectTransport(http2)
         : createGrpcWebTransport(http2);
   return { transport, close: () => sessionManager.abort() };
+}
+
+const UNIX = 'unix:';
+
+/** Nobody at a socket's path is as good as nobody at a port; connect-node knows only the latter as UNAVAILABLE. */
+const unavailable: Interceptor = (next) => async (request) => {
+  try {
+    return await next(request);
+  } catch (error) {
+    const cause = error instanceof ConnectError && error.code === Code.Internal ? error.cause : undefined;
+    if (cause instanceof Error && 'syscall' in cause && cause.syscall === 'connect') {
+      throw new ConnectError(cause.message, Code.Unavailable, undefined, undefined, cause);
+    }
+    throw error;
+  }
+};
+
+function bearer(token: string | (() => string | undefined)): Interceptor {
+  return (next) => (request) => {
+    const value = typeof token === 'string' ? token : token();
+    if (value !== undefined) request.header.set('authorization', `Bearer ${value}`);
+    return next(request);
+  };
 }
