@@ -21,6 +21,7 @@ import { batonErrorFrom } from '../rpc/errors.ts';
 import type { FirstTokenDeps } from '../services/first-token-deps.ts';
 import type { EngineHeaders } from '../services/hand-over.ts';
 import type { InstanceView } from '../services/instance-view.ts';
+import { ReportSender } from '../services/report-sender.ts';
 import { RetryBudget } from '../services/retry-budget.ts';
 import { sha256 } from '../services/sha256.ts';
 import { UnhealthyClock } from '../services/unhealthy-clock.ts';
@@ -53,6 +54,7 @@ export function buildFacadeOf(parts: FacadeParts): FastifyInstance {
   return buildFacade({
     handOver: {
       router,
+      reports: stack.use(new ReportSender({ router, now })),
       engines,
       connectors: CONNECTORS,
       ...(firstToken === undefined ? {} : { firstToken }),

@@ -6,7 +6,6 @@ import {
   type Plan,
   PlanMode,
   PlanRouteRequestSchema,
-  RequestFactsSchema,
   type Router,
   type Target,
 } from '../../gen/baton/v1/router_pb.ts';
@@ -26,7 +25,9 @@ import { handOverFirstToken } from './first-token-hand-over.ts';
 import { type LegAuth, type Refusal, refusalOf } from './leg.ts';
 import { describePlan, LegBook } from './leg-book.ts';
 import { DEFAULT_LEASE_MS, type Prefilled, PrefillPhase, readFor, warmOf } from './prefill-phase.ts';
+import type { ReportSender } from './report-sender.ts';
 import type { RetryBudget } from './retry-budget.ts';
+import { routeFacts } from './route-facts.ts';
 import { outcomeName } from './router.ts';
 import { tokenizePrompt } from './tokenize.ts';
 
@@ -67,6 +68,8 @@ export interface HandOverLimits {
 /** What a hand-over works with. */
 export interface HandOverDeps {
   readonly router: Client<typeof Router>;
+  /** Not owned; tells the same router how plans went. */
+  readonly reports: ReportSender;
   readonly engines: EngineClient;
   readonly connectors: Readonly<Record<string, Connector>>;
   /** What a connector that hands the first token over needs besides; undefined where none is used. */
@@ -158,24 +161,11 @@ type Planned =
 /** Asks the router; where it wants the prompt's tokens, asks the engine it names for them and then the router again. */
 async function planRoute(deps: HandOverDeps, request: GenerateRequest, sink: ClientSink): Promise<Planned> {
   const { router, engines, limits, toBatonError, engineHeaders } = deps;
-  const { requestId, api, facts, body, scan, tenant, authorization } = request;
+  const { api, body, scan, authorization } = request;
   const { signal } = sink;
   const message = create(PlanRouteRequestSchema, {
     planKey: randomUUID(),
-    facts: create(RequestFactsSchema, {
-      requestId,
-      tenant,
-      api,
-      model: facts.model,
-      cacheSalt: facts.cacheSalt,
-      conversationId: facts.conversationId,
-      stream: facts.stream,
-      bodyBytes: body.byteLength,
-      localReasons: [...facts.localReasons],
-      continues: facts.continues,
-      lookupConversationIds: [...request.lookupConversationIds],
-      unprovenMembers: [...request.unprovenMembers],
-    }),
+    facts: routeFacts(request),
     maxWait: toDuration(limits.queueMs),
   });
   let promptTokenIds: readonly number[] = [];

@@ -17,12 +17,11 @@ import type { DecodeResult, ReplyFacts } from './decode-leg.ts';
 import { toDuration } from './durations.ts';
 import type { GenerateRequest, HandOverDeps } from './hand-over.ts';
 import type { FailedLeg, LegAuth } from './leg.ts';
+import { routeFacts } from './route-facts.ts';
 import { modeName, outcomeName } from './router.ts';
 
 /** Repeats of one request after which its failure is taken for final. */
 const MAX_RETRIES = 4;
-/** Limit for a report; nobody waits for it. */
-const REPORT_MS = 5000;
 
 const FAILED_ENDINGS: Readonly<Record<FailedLeg['cause'], LegEnding>> = {
   not_sent: LegEnding.NOT_SENT,
@@ -152,7 +151,11 @@ export class LegBook {
       ...(handle === undefined ? {} : { handle }),
       ...(chain === undefined ? {} : { chain }),
     });
-    this.#deps.router.reportOutcome(message, { timeoutMs: REPORT_MS }).catch(() => undefined);
+    this.#deps.reports.send(message, () => ({
+      plan: this.plan,
+      facts: routeFacts(this.#request),
+      legs: this.legs,
+    }));
   }
 
   /** The proof of what D holds: every token of prompt and reply, or nothing. */

@@ -2,6 +2,7 @@ import type { Client } from '@connectrpc/connect';
 import type { Instance } from '../../gen/baton/v1/instance_pb.ts';
 import type { PoolRegistry } from '../../gen/baton/v1/pool_registry_pb.ts';
 import type { InstanceView } from './instance-view.ts';
+import { pause } from './pause.ts';
 
 /** Waits between attempts to watch a registry that is away, milliseconds. */
 const FIRST_RETRY_MS = 250;
@@ -98,17 +99,4 @@ export class RemoteView implements InstanceView, AsyncDisposable {
     this.#snapshot = [...this.#byId.values()];
     for (const listener of [...this.#listeners]) listener();
   }
-}
-
-function pause(ms: number, signal: AbortSignal): Promise<void> {
-  return new Promise((resolve) => {
-    const done = () => {
-      clearTimeout(timer);
-      signal.removeEventListener('abort', done);
-      resolve();
-    };
-    const timer = setTimeout(done, ms);
-    if (signal.aborted) done();
-    else signal.addEventListener('abort', done, { once: true });
-  });
 }

@@ -3,6 +3,7 @@ import {
   Leg,
   LegEnding,
   type LegReport,
+  type Plan,
   PlanMode,
   type PrefillHandle,
   type ReportOutcomeRequest,
@@ -14,6 +15,7 @@ import type { Decision } from '../core/plan.ts';
 import type { BidirectionalTrials, HungVerdict } from './bidirectional-trials.ts';
 import type { ConversationMemory } from './conversation-memory.ts';
 import type { HandleHabits } from './handle-habits.ts';
+import { isSameLife } from './instance-record.ts';
 import type { InstanceView } from './instance-view.ts';
 import { lookupIds, type ReusePlanner, type ReuseStep } from './reuse-planner.ts';
 import type { HandleFate, TurnRecorder } from './turn-recorder.ts';
@@ -106,6 +108,24 @@ export class Reuse {
     const hit = step.kind === 'hit' ? step : undefined;
     const preferred = this.#prefer(request, step);
     return this.#prepared(facts, preferred, step.outcome, hit);
+  }
+
+  /**
+   * The reuse of a plan that this router has not made, as far as its reports need it. A decode instance that restarted
+   * since then is left out: what its reply told of is gone. Nothing is learnt of who reads well.
+   */
+  adopt(facts: RequestFacts, plan: Plan): PreparedReuse {
+    const planned = [plan.decode, ...plan.decodeFallbacks];
+    const decode = this.#parts.view.snapshot().filter(({ id, incarnation }) => {
+      const target = planned.find((candidate) => candidate?.instanceId === id);
+      return (
+        target !== undefined && (!target.incarnation || !incarnation || isSameLife(target.incarnation, incarnation))
+      );
+    });
+    const { mode, reason, prefillHandle: handle, reuseOutcome: outcome } = plan;
+    const decision = { kind: 'plan', mode, reason, prefill: [], decode, verdicts: [] } as const;
+    const hit: Hit | undefined = handle && { kind: 'hit', outcome, handle, prefill: [], ownerId: '', admission: 'go' };
+    return this.#prepared(facts, decision, outcome, hit);
   }
 
   /** Only its own prefill instance reads for a bound conversation: one that may not read is no reason to leave it. */

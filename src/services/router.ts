@@ -64,14 +64,19 @@ const PLAN_TTL_MS = 2 * 60 * 60 * 1000;
 /** Suggested wait when there is no routable pair. */
 const RETRY_AFTER_MS = 1000;
 
-interface Reservation {
+/** What is left of a plan when its request is over. */
+interface FinishedPlan {
+  readonly facts: RequestFacts;
+  readonly plan: Plan;
+  readonly reuse: PreparedReuse | undefined;
+  readonly legs: readonly LegReport[];
+}
+
+interface Reservation extends FinishedPlan {
   readonly instanceIds: readonly string[];
   readonly key: string;
   readonly response: PlanRouteResponse;
   readonly expiresAt: number;
-  readonly facts: RequestFacts;
-  readonly plan: Plan;
-  readonly reuse: PreparedReuse | undefined;
   readonly legs: LegReport[];
 }
 
@@ -185,13 +190,24 @@ export class RouterService {
       }
     }
     const reservation = this.#reservations.get(request.planId);
-    if (reservation === undefined) return create(ReportOutcomeResponseSchema);
+    if (reservation === undefined) return this.#reportForeign(request);
     reservation.legs.push(...request.legs);
     reservation.reuse?.noteLegs(request.legs, request.guardBreach);
     if (request.final) {
       this.#free(request.planId);
       await this.#finish(reservation, request);
     }
+    return create(ReportOutcomeResponseSchema);
+  }
+
+  /** Of a plan that another router made, or that was forgotten: with its context it ends as well as an own one. */
+  async #reportForeign(request: ReportOutcomeRequest): Promise<ReportOutcomeResponse> {
+    const { facts, plan } = request.context ?? {};
+    if (!request.final) return create(ReportOutcomeResponseSchema);
+    if (facts === undefined || plan === undefined) return create(ReportOutcomeResponseSchema, { planUnknown: true });
+    const reuse = this.#options.reuse?.adopt(facts, plan);
+    reuse?.noteLegs(request.legs, request.guardBreach);
+    await this.#finish({ facts, plan, legs: request.legs, reuse }, request);
     return create(ReportOutcomeResponseSchema);
   }
 
@@ -204,7 +220,7 @@ export class RouterService {
   }
 
   /** Ends the claim, and stores what the turn left for the next one. */
-  async #finish(reservation: Reservation, report: ReportOutcomeRequest): Promise<void> {
+  async #finish(reservation: FinishedPlan, report: ReportOutcomeRequest): Promise<void> {
     const { facts, plan, legs, reuse } = reservation;
     const served = (which: Leg) =>
       legs.findLast(({ leg, ending }) => leg === which && ending === LegEnding.OK)?.instanceId;

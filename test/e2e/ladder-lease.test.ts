@@ -22,6 +22,7 @@ import { EngineClient } from '../../src/engine/client.ts';
 import { createDirectClient } from '../../src/rpc/direct-client.ts';
 import type { ClientSink } from '../../src/services/client-sink.ts';
 import { type HandOverReport, handOver } from '../../src/services/hand-over.ts';
+import { ReportSender } from '../../src/services/report-sender.ts';
 import { RetryBudget } from '../../src/services/retry-budget.ts';
 import { type SimPools, startSimPools } from '../../src/sim/pools.ts';
 import type { Sim } from '../../src/sim/start-sim.ts';
@@ -83,6 +84,7 @@ async function start(): Promise<Handed> {
     return handOver(
       {
         router,
+        reports: new ReportSender({ router, now: () => performance.now() }),
         engines,
         connectors: { nixl: connector },
         remoteHost: 'auto',

@@ -2,15 +2,29 @@ import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { createInterface } from 'node:readline';
 
-/** A `baton` child process with its facade's address. */
-export interface BatonProcess extends AsyncDisposable {
-  readonly url: string;
-  readonly adminUrl: string;
-  /** Lines it wrote to standard error so far. */
-  readonly lines: readonly string[];
+/** Where a process listens, by the names of its log line. */
+export interface BatonAddresses {
+  readonly facade: string;
+  readonly admin: string;
+  readonly rpc: string;
 }
 
-/** Starts `bin/baton serve` on free ports with JSON logs; resolves when it is up. */
+/** A `baton` child process. What it does not listen on has an empty address. */
+export interface BatonProcess extends AsyncDisposable {
+  /** Base URL of the front door. */
+  readonly url: string;
+  readonly adminUrl: string;
+  /** `host:port` of the RPC port. */
+  readonly rpc: string;
+  /** Lines it wrote to standard error so far. */
+  readonly lines: readonly string[];
+  /** Sends a signal; resolves with the exit code once it has ended, null after SIGKILL. */
+  readonly end: (signal: 'SIGTERM' | 'SIGKILL') => Promise<number | null>;
+  /** Sends a signal that does not end it. */
+  readonly signal: (signal: 'SIGSTOP' | 'SIGCONT') => void;
+}
+
+/** Starts `bin/baton serve` on free ports with JSON logs; resolves when it is up. Disposing ends it. */
 export async function startBatonProcess(
   args: readonly string[],
   env: Readonly<Record<string, string>> = {},
@@ -22,7 +36,7 @@ export async function startBatonProcess(
   });
   const lines: string[] = [];
   const exited = once(child, 'exit');
-  const addresses = new Promise<{ facade: string; admin: string }>((resolve, reject) => {
+  const addresses = new Promise<Partial<BatonAddresses>>((resolve, reject) => {
     createInterface({ input: child.stderr }).on('line', (line) => {
       lines.push(line);
       if (line.includes('"baton is up"')) resolve(JSON.parse(line));
@@ -30,14 +44,19 @@ export async function startBatonProcess(
     child.on('error', reject);
     child.on('exit', (code) => reject(new Error(`baton ended with ${code}:\n${lines.join('\n')}`)));
   });
-  const { facade, admin } = await addresses;
+  const { facade, admin, rpc = '' } = await addresses;
+  const end = async (signal: 'SIGTERM' | 'SIGKILL') => {
+    child.kill(signal);
+    await exited;
+    return child.exitCode;
+  };
   return {
-    url: `http://${facade}`,
-    adminUrl: `http://${admin}`,
+    url: facade === undefined ? '' : `http://${facade}`,
+    adminUrl: admin === undefined ? '' : `http://${admin}`,
+    rpc,
     lines,
-    async [Symbol.asyncDispose]() {
-      child.kill('SIGTERM');
-      await exited;
-    },
+    end,
+    signal: (signal) => void child.kill(signal),
+    [Symbol.asyncDispose]: async () => void (await end('SIGTERM')),
   };
 }

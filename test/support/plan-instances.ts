@@ -1,5 +1,6 @@
 import { create } from '@bufbuild/protobuf';
 import { type Instance, InstanceSchema, InstanceState, Role } from '../../gen/baton/v1/instance_pb.ts';
+import type { InstanceView } from '../../src/services/instance-view.ts';
 
 /** Members that differ from the default. */
 export type InstanceChanges = Partial<Omit<Instance, '$typeName' | '$unknown'>>;
@@ -22,4 +23,37 @@ function instanceOf(id: string, role: Role, changes: InstanceChanges): Instance 
     models: [{ id: 'm' }],
   });
   return Object.assign(instance, changes);
+}
+
+/** The pools, as the test sets them. */
+export class Pools implements InstanceView {
+  readonly noted: string[] = [];
+  readonly #listeners = new Set<() => void>();
+  #instances: readonly Instance[];
+
+  constructor(instances: readonly Instance[]) {
+    this.#instances = instances;
+  }
+
+  readonly snapshot = () => this.#instances;
+  readonly onChange = (listener: () => void) => {
+    this.#listeners.add(listener);
+    return () => this.#listeners.delete(listener);
+  };
+  readonly notePassive = (id: string, what: string) => {
+    this.noted.push(`${id} ${what}`);
+  };
+  readonly noteBidirectional = (id: string, state: string) => {
+    this.noted.push(`${id} ${state}`);
+  };
+  readonly drain = (id: string) => {
+    this.noted.push(`${id} drain`);
+  };
+  get listeners(): number {
+    return this.#listeners.size;
+  }
+  set(instances: readonly Instance[]): void {
+    this.#instances = instances;
+    for (const listener of this.#listeners) listener();
+  }
 }

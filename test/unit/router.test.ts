@@ -12,42 +12,8 @@ import {
   ReportOutcomeRequestSchema,
 } from '../../gen/baton/v1/router_pb.ts';
 import { roundRobin } from '../../src/policies/round-robin.ts';
-import type { InstanceView } from '../../src/services/instance-view.ts';
 import { RouterService } from '../../src/services/router.ts';
-import { decodeOf, prefillOf } from '../support/plan-instances.ts';
-
-/** The pools, as the test sets them. */
-class Pools implements InstanceView {
-  readonly noted: string[] = [];
-  readonly #listeners = new Set<() => void>();
-  #instances: readonly Instance[];
-
-  constructor(instances: readonly Instance[]) {
-    this.#instances = instances;
-  }
-
-  readonly snapshot = () => this.#instances;
-  readonly onChange = (listener: () => void) => {
-    this.#listeners.add(listener);
-    return () => this.#listeners.delete(listener);
-  };
-  readonly notePassive = (id: string, what: string) => {
-    this.noted.push(`${id} ${what}`);
-  };
-  readonly noteBidirectional = (id: string, state: string) => {
-    this.noted.push(`${id} ${state}`);
-  };
-  readonly drain = (id: string) => {
-    this.noted.push(`${id} drain`);
-  };
-  get listeners(): number {
-    return this.#listeners.size;
-  }
-  set(instances: readonly Instance[]): void {
-    this.#instances = instances;
-    for (const listener of this.#listeners) listener();
-  }
-}
+import { decodeOf, Pools, prefillOf } from '../support/plan-instances.ts';
 
 const READY = [prefillOf('p1'), prefillOf('p2'), decodeOf('d1'), decodeOf('d2'), decodeOf('d3')];
 const DOWN = READY.map((instance) => ({ ...instance, state: InstanceState.SUSPECT }));

@@ -1,0 +1,100 @@
+import { create } from '@bufbuild/protobuf';
+import type { Client } from '@connectrpc/connect';
+import {
+  type LegReport,
+  type Plan,
+  PlanContextSchema,
+  type ReportOutcomeRequest,
+  ReportOutcomeRequestSchema,
+  type RequestFacts,
+  type Router,
+} from '../../gen/baton/v1/router_pb.ts';
+import { toDuration, toMs } from './durations.ts';
+import { pause } from './pause.ts';
+
+/** What a {@link ReportSender} works with; times in milliseconds. */
+export interface ReportSenderOptions {
+  readonly router: Client<typeof Router>;
+  readonly now: () => number;
+  /** Longest time for one try. Default 5,000. */
+  readonly tryMs?: number;
+  /** How long a final report is tried again while the router is away. Default 15,000. */
+  readonly keepMs?: number;
+  /** First wait between two tries, doubled each time. Default 100. */
+  readonly waitMs?: number;
+}
+
+/** What a router that does not know the plan needs to be told, made only when it asks. */
+export interface ReportContext {
+  readonly plan: Plan;
+  readonly facts: RequestFacts;
+  /** All legs of the plan. */
+  readonly legs: readonly LegReport[];
+}
+
+/** Final reports that may wait for a router at a time; each can hold the chain of a long conversation. */
+const MAX_WAITING = 1024;
+const LONGEST_WAIT_MS = 2000;
+
+/**
+ * Tells the router how plans went, off every client's path. A final report carries what the next turn needs, so it is
+ * tried again while the router is away, and explained to a router that did not make the plan.
+ */
+export class ReportSender implements AsyncDisposable {
+  readonly #options: ReportSenderOptions;
+  readonly #pending = new Set<Promise<void>>();
+  readonly #stop = new AbortController();
+
+  constructor(options: ReportSenderOptions) {
+    this.#options = options;
+  }
+
+  /** Sends a report; nobody waits for it, and a failure costs no more than the news. */
+  send(message: ReportOutcomeRequest, context: () => ReportContext): void {
+    const mayRepeat = message.final && this.#pending.size < MAX_WAITING;
+    const sending = this.#deliver(message, context, mayRepeat).catch(() => undefined);
+    this.#pending.add(sending);
+    sending.then(() => this.#pending.delete(sending));
+  }
+
+  /** Waits for the reports that are on their way, for one try's time at most. */
+  async [Symbol.asyncDispose](): Promise<void> {
+    const timer = setTimeout(() => this.#stop.abort(), this.#options.tryMs ?? 5000);
+    await Promise.all(this.#pending);
+    clearTimeout(timer);
+    this.#stop.abort();
+  }
+
+  async #deliver(first: ReportOutcomeRequest, context: () => ReportContext, mayRepeat: boolean): Promise<void> {
+    const { router, now, tryMs = 5000, keepMs = 15_000, waitMs = 100 } = this.#options;
+    const { signal } = this.#stop;
+    const begin = now();
+    let message = first;
+    for (let wait = waitMs; ; wait = Math.min(2 * wait, LONGEST_WAIT_MS)) {
+      try {
+        const { planUnknown } = await router.reportOutcome(message, { timeoutMs: tryMs, signal });
+        if (!planUnknown || message.context !== undefined) return;
+        message = withContext(first, context(), now() - begin);
+        continue;
+      } catch (error) {
+        if (!mayRepeat || signal.aborted || now() - begin + wait > keepMs) throw error;
+      }
+      await pause(wait, signal);
+      // The owner's clock ran on meanwhile.
+      message = create(ReportOutcomeRequestSchema, {
+        ...message,
+        paused: toDuration(toMs(first.paused) + now() - begin),
+      });
+    }
+  }
+}
+
+function withContext(first: ReportOutcomeRequest, context: ReportContext, lateMs: number): ReportOutcomeRequest {
+  const { plan, facts, legs } = context;
+  return create(ReportOutcomeRequestSchema, {
+    ...first,
+    legs: [...legs],
+    paused: toDuration(toMs(first.paused) + lateMs),
+    context: create(PlanContextSchema, { facts, plan: { ...plan, verdicts: [] } }),
+  });
+}

@@ -1,0 +1,22 @@
+import { create } from '@bufbuild/protobuf';
+import { type RequestFacts, RequestFactsSchema } from '../../gen/baton/v1/router_pb.ts';
+import type { GenerateRequest } from './hand-over.ts';
+
+/** What the router may know of a request: no text. */
+export function routeFacts(request: GenerateRequest): RequestFacts {
+  const { requestId, tenant, api, facts, body } = request;
+  return create(RequestFactsSchema, {
+    requestId,
+    tenant,
+    api,
+    model: facts.model,
+    cacheSalt: facts.cacheSalt,
+    conversationId: facts.conversationId,
+    stream: facts.stream,
+    bodyBytes: body.byteLength,
+    localReasons: [...facts.localReasons],
+    continues: facts.continues,
+    lookupConversationIds: [...request.lookupConversationIds],
+    unprovenMembers: [...request.unprovenMembers],
+  });
+}

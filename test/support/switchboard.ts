@@ -1,0 +1,57 @@
+import { once } from 'node:events';
+import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
+
+/** A TCP address in front of several others, as a service has it in a cluster: each connection goes to the next target. */
+export interface Switchboard extends AsyncDisposable {
+  /** `host:port`. */
+  readonly address: string;
+  /** Where new connections go, `host:port` each; open ones stay. */
+  targets: readonly string[];
+  /** Cuts all connections that are open. */
+  readonly cut: () => void;
+}
+
+/** Listens on a free loopback port. */
+export async function startSwitchboard(targets: readonly string[] = []): Promise<Switchboard> {
+  const sockets = new Set<Socket>();
+  let turn = 0;
+  const server = createServer((client) => {
+    const target = board.targets[turn++ % Math.max(1, board.targets.length)];
+    if (target === undefined) {
+      client.destroy();
+      return;
+    }
+    const [host, port] = target.split(':');
+    const upstream = connect(Number(port), host);
+    for (const [from, to] of [
+      [client, upstream],
+      [upstream, client],
+    ] as const) {
+      sockets.add(from);
+      from.setNoDelay();
+      from.on('error', () => to.destroy());
+      from.on('close', () => {
+        sockets.delete(from);
+        to.destroy();
+      });
+      from.pipe(to);
+    }
+  });
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const cut = () => {
+    for (const socket of sockets) socket.destroy();
+  };
+  const board: Switchboard = {
+    address: `127.0.0.1:${(server.address() as AddressInfo).port}`,
+    targets,
+    cut,
+    async [Symbol.asyncDispose]() {
+      const closed = once(server, 'close');
+      server.close();
+      cut();
+      await closed;
+    },
+  };
+  return board;
+}
