@@ -104,6 +104,7 @@ export function buildConfig(input: BuildInput): Built {
       wholeReplyMs: file.timeouts.whole_reply,
       idleMs: file.timeouts.idle,
       clientStallMs: file.timeouts.client_stall,
+      routerMs: file.timeouts.router,
       queueMs: file.timeouts.queue,
       drainMs: file.timeouts.drain,
       keepAliveMs: file.timeouts.keep_alive,

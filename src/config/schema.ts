@@ -129,6 +129,7 @@ export interface TimeoutsConfig {
   readonly idleMs: number;
   readonly clientStallMs: number;
   readonly queueMs: number;
+  readonly routerMs: number;
   readonly drainMs: number;
   readonly keepAliveMs: number;
 }
@@ -302,6 +303,7 @@ export const fileSchema = z.strictObject({
     ),
     idle: field(parseDuration, '300s', 'Between two events of a stream.'),
     client_stall: field(parseDuration, '60s', 'A client that takes no byte.'),
+    router: field(parseDuration, '10s', 'Waiting for a router in another process that is away.'),
     queue: field(parseDuration, '30s', 'Waiting for an instance to become routable.'),
     drain: field(parseDuration, '180s', 'Running requests at shutdown.'),
     keep_alive: field(parseDuration, '4s', "An unused connection to an engine; shorter than the engine's own 5 s."),

@@ -66,6 +66,7 @@ export function buildFacadeOf(parts: FacadeParts): FastifyInstance {
       retryBudget: new RetryBudget(config.retry.budgetPercent),
       limits: {
         queueMs: timeouts.queueMs,
+        routerMs: timeouts.routerMs,
         prefillColdMs: timeouts.prefillColdMs,
         firstContentMs: timeouts.firstContentMs,
         wholeReplyMs: timeouts.wholeReplyMs,

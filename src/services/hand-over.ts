@@ -5,13 +5,15 @@ import {
   type LegReport,
   type Plan,
   PlanMode,
+  type PlanRouteRequest,
   PlanRouteRequestSchema,
+  type PlanRouteResponse,
   type Router,
   type Target,
 } from '../../gen/baton/v1/router_pb.ts';
 import { PromptTokensSchema, type TokenChain } from '../../gen/baton/v1/tokens_pb.ts';
 import type { CheckedHandle, Connector, HandleConnector } from '../connectors/connector.ts';
-import { BatonError } from '../core/errors.ts';
+import { BatonError, type ErrorReasonName } from '../core/errors.ts';
 import { type Api, type BodyFacts, CONSUMED_MEMBERS, type LocalReason, REFUSED_MEMBERS } from '../core/facts.ts';
 import type { Edits, ScannedObject } from '../core/json-scan.ts';
 import type { RemoteHostRule } from '../core/remote-host.ts';
@@ -24,6 +26,7 @@ import type { FirstTokenDeps } from './first-token-deps.ts';
 import { handOverFirstToken } from './first-token-hand-over.ts';
 import { type LegAuth, type Refusal, refusalOf } from './leg.ts';
 import { describePlan, LegBook } from './leg-book.ts';
+import { pause } from './pause.ts';
 import { DEFAULT_LEASE_MS, type Prefilled, PrefillPhase, readFor, warmOf } from './prefill-phase.ts';
 import type { ReportSender } from './report-sender.ts';
 import type { RetryBudget } from './retry-budget.ts';
@@ -55,6 +58,8 @@ export interface GenerateRequest {
 /** Time limits of the legs in milliseconds, 0 = none; see the configuration's `timeouts`. */
 export interface HandOverLimits {
   readonly queueMs: number;
+  /** A router that is away. */
+  readonly routerMs: number;
   readonly prefillColdMs: number;
   readonly firstContentMs: number;
   readonly wholeReplyMs: number;
@@ -160,7 +165,7 @@ type Planned =
 
 /** Asks the router; where it wants the prompt's tokens, asks the engine it names for them and then the router again. */
 async function planRoute(deps: HandOverDeps, request: GenerateRequest, sink: ClientSink): Promise<Planned> {
-  const { router, engines, limits, toBatonError, engineHeaders } = deps;
+  const { engines, limits, toBatonError, engineHeaders } = deps;
   const { api, body, scan, authorization } = request;
   const { signal } = sink;
   const message = create(PlanRouteRequestSchema, {
@@ -170,14 +175,14 @@ async function planRoute(deps: HandOverDeps, request: GenerateRequest, sink: Cli
   });
   let promptTokenIds: readonly number[] = [];
   try {
-    let { result } = await router.planRoute(message, { signal });
+    let { result } = await askRouter(deps, message, signal);
     if (result.case === 'needPromptTokens') {
       const { instanceId, url } = result.value;
       const { headers } = engineHeaders(instanceId, authorization);
       const timeoutMs = limits.tokenizeMs;
       promptTokenIds = await tokenizePrompt(engines, { url, headers, api, body, scan, timeoutMs, signal });
       message.prompt = create(PromptTokensSchema, { instanceId, tokenIds: [...promptTokenIds] });
-      ({ result } = await router.planRoute(message, { signal }));
+      ({ result } = await askRouter(deps, message, signal));
     }
     if (result.case === 'plan') return { kind: 'plan', plan: result.value, promptTokenIds };
     throw new BatonError({ reason: 'INTERNAL', message: 'The router gave no plan.' });
@@ -188,6 +193,31 @@ async function planRoute(deps: HandOverDeps, request: GenerateRequest, sink: Cli
     return { kind: 'ended', report: { ...NOTHING_DONE, ending, refusal: gone ? undefined : refusalOf(known) } };
   }
 }
+
+/** First wait for a router that is away, milliseconds; doubled each time. */
+const FIRST_WAIT_MS = 50;
+const LONGEST_WAIT_MS = 1000;
+
+/** Asks again while the router is away, as it is for a moment whenever it is replaced; the key makes that one planning. */
+async function askRouter(
+  deps: HandOverDeps,
+  message: PlanRouteRequest,
+  signal: AbortSignal,
+): Promise<PlanRouteResponse> {
+  const { router, limits, toBatonError, now } = deps;
+  const until = now() + limits.routerMs;
+  for (let waitMs = FIRST_WAIT_MS; ; waitMs = Math.min(2 * waitMs, LONGEST_WAIT_MS)) {
+    try {
+      return await router.planRoute(message, { signal });
+    } catch (error) {
+      // A connection that ends takes its calls along, as canceled ones.
+      if (signal.aborted || !AWAY.has(toBatonError(error).reason) || now() + waitMs > until) throw error;
+    }
+    await pause(waitMs, signal);
+  }
+}
+
+const AWAY: ReadonlySet<ErrorReasonName> = new Set(['ROUTER_UNAVAILABLE', 'SHUTTING_DOWN', 'CLIENT_GONE']);
 
 const NOTHING_DONE: Omit<HandOverReport, 'ending' | 'refusal'> = {
   plan: undefined,

@@ -54,7 +54,7 @@ export class ReportSender implements AsyncDisposable {
     const mayRepeat = message.final && this.#pending.size < MAX_WAITING;
     const sending = this.#deliver(message, context, mayRepeat).catch(() => undefined);
     this.#pending.add(sending);
-    sending.then(() => this.#pending.delete(sending));
+    void sending.then(() => this.#pending.delete(sending));
   }
 
   /** Waits for the reports that are on their way, for one try's time at most. */

@@ -1,3 +1,4 @@
+import { randomUUID } from 'node:crypto';
 import { create } from '@bufbuild/protobuf';
 import type { Client } from '@connectrpc/connect';
 import { type Instance, InstanceState } from '../../gen/baton/v1/instance_pb.ts';
@@ -48,7 +49,6 @@ export interface ReuseSettings {
 /** What planning wants to know about earlier turns. */
 export interface ReuseRequest {
   readonly facts: RequestFacts;
-  readonly planKey: string;
   /** Unset on the first call of a planning. */
   readonly prompt: PromptTokens | undefined;
   /** Prefill instances that could take the leg, best first. */
@@ -245,7 +245,8 @@ export class ReusePlanner {
     const longestMs = this.#deadlineMs(tokenIds.length, admission);
     const claimMs = longestMs === 0 ? MAX_CLAIM_MS : Math.min(MAX_CLAIM_MS, longestMs + CLAIM_SLACK_MS + prefillWarmMs);
     const message = create(TakeEntryRequestSchema, {
-      idempotencyKey: `${request.planKey}:take`,
+      // Not the plan's: a repeat of the planning elsewhere must not get a claim that this one may give back.
+      idempotencyKey: randomUUID(),
       key,
       // Without a proof the number of tokens is what the engine said, and may be unknown.
       minTokens: guard === 'exact' ? MIN_TOKENS : 1,

@@ -53,7 +53,6 @@ export interface ReuseParts {
 export interface PrepareRequest {
   readonly facts: RequestFacts;
   readonly decision: PlanDecision;
-  readonly planKey: string;
   readonly prompt: PromptTokens | undefined;
   /** Legs that an instance has at this moment. */
   readonly inFlight: (instanceId: string) => number;
@@ -81,6 +80,8 @@ export interface PreparedReuse {
   readonly captureTokens: boolean;
   readonly noteLegs: (legs: readonly LegReport[], guardBreach: boolean) => void;
   readonly finish: (result: TurnResult) => Promise<void>;
+  /** The plan is not given to anybody. */
+  readonly discard: () => void;
   /** The caller never reported: what it may have used counts as used. */
   readonly abandon: () => void;
 }
@@ -164,6 +165,7 @@ export class Reuse {
           this.#parts.view.drain(prefill.instanceId, 'guard_breach');
         }
       },
+      discard: () => claim?.finish(),
       abandon: () => claim?.abandon(),
       finish: async (result) => {
         claim?.finish();

@@ -124,7 +124,6 @@ export class RouterService {
     const step = await this.#options.reuse?.prepare({
       facts,
       decision,
-      planKey: request.planKey,
       prompt: request.prompt,
       inFlight: (id) => this.inFlight(id),
       signal: call.signal,
@@ -136,7 +135,10 @@ export class RouterService {
     }
     // A repeat of the call may have been faster; two plans for one key would reserve twice and be reported once.
     const raced = this.#planned(request.planKey);
-    if (raced !== undefined) return raced;
+    if (raced !== undefined) {
+      step?.discard();
+      return raced;
+    }
     const plan = toPlan(step?.decision ?? decision, this.#options.rules.connector, randomUUID());
     if (step !== undefined) {
       plan.reuseOutcome = step.outcome;

@@ -132,3 +132,24 @@ test.each([
   await other.reportOutcome(report);
   await expect.poll(async () => (await entries()).map(({ claimed }) => claimed)).toEqual(end === 'back' ? [false] : []);
 });
+
+test('a planning that is asked for twice at once has one plan, and no claim beside it', async () => {
+  const { planner, entries } = await setUp();
+  await planner.reportOutcome(finalOf(await planOf(planner)));
+  const [one, two] = await Promise.all([planOf(planner, ids(220)), planOf(planner, ids(220))]);
+  expect(one.planId).toBe(two.planId);
+  const claimed = one.prefillHandle !== undefined;
+  await expect.poll(async () => (await entries()).map((entry) => entry.claimed)).toEqual([claimed]);
+});
+
+test('the same planning on two routers claims once, and what the one gives back the other does not lose', async () => {
+  const { planner, other, entries } = await setUp();
+  await planner.reportOutcome(finalOf(await planOf(planner)));
+  const [one, two] = await Promise.all([planOf(planner, ids(220)), planOf(other, ids(220))]);
+  const handles = [one, two].flatMap(({ prefillHandle }) => prefillHandle?.claimId ?? []);
+  expect(handles).toHaveLength(1);
+  const winner = one.prefillHandle === undefined ? other : planner;
+  const plan = one.prefillHandle === undefined ? two : one;
+  await winner.reportOutcome(create(ReportOutcomeRequestSchema, { planId: plan.planId, final: true }));
+  await expect.poll(async () => (await entries()).map((entry) => entry.claimed)).toEqual([false]);
+});

@@ -98,6 +98,7 @@ async function start(): Promise<Handed> {
         retryBudget: new RetryBudget(20),
         limits: {
           queueMs: 0,
+          routerMs: 0,
           prefillColdMs: 0,
           firstContentMs: 0,
           wholeReplyMs: 0,

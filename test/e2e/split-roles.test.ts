@@ -52,7 +52,7 @@ async function start(engineOptions: { readonly prefill?: number; readonly decode
   stack.defer(stopRouter);
   const config = configOf(
     { roles: 'facade', 'router-url': `http://127.0.0.1:${port}`, 'rpc-port': 'off', 'admin-port': 'off' },
-    'timeouts: { queue: 400ms }',
+    'timeouts: { queue: 400ms, router: 300ms }',
   );
   const { baton } = await startQuietly(config);
   stack.defer(() => baton.stop());

@@ -84,18 +84,17 @@ class Conversation {
     expect({ texts, done }).toEqual({ texts: right.texts, done: right.done });
     this.outcomes.push(/outcome=(\w+)/.exec(reply.headers.get('x-baton-plan') ?? '')?.[1] ?? 'untold');
     await expect
-      .poll(() => this.#stored(), {
-        timeout: 30_000,
-        message: `the handle of ${this.id}, turn ${this.outcomes.length}`,
-      })
-      .toBe(1);
+      .poll(() => this.#claimed(), { timeout: 30_000, message: `${this.id}, turn ${this.outcomes.length}` })
+      .toEqual([false]);
     const [text = ''] = texts;
     this.#messages = [...this.#messages, { role: 'assistant', content: text }, { role: 'user', content: 'And then?' }];
   }
 
-  async #stored(): Promise<number> {
+  /** Its live entries: whether each is claimed. */
+  async #claimed(): Promise<readonly boolean[]> {
     const key = { tenant: 'anonymous', model: 'sim-model', conversationId: this.id };
-    return (await store.kvCacheStore.getEntry({ selector: { case: 'key', value: key } })).entries.length;
+    const { entries } = await store.kvCacheStore.getEntry({ selector: { case: 'key', value: key } });
+    return entries.map(({ claimed }) => claimed);
   }
 }
 

@@ -76,6 +76,7 @@ describe('defaults', () => {
         idleMs: 300_000,
         clientStallMs: 60_000,
         queueMs: 30_000,
+        routerMs: 10_000,
         drainMs: 180_000,
         keepAliveMs: 4000,
       },
