@@ -1,5 +1,3 @@
-import type { Client } from '@connectrpc/connect';
-import type { KVCacheStore } from '../gen/baton/v1/kv_cache_store_pb.ts';
 import { Router } from '../gen/baton/v1/router_pb.ts';
 import type { Config } from './config/schema.ts';
 import { readVersion } from './config/version.ts';
@@ -10,20 +8,13 @@ import { createLogger, errorFields, type Logger } from './obs/log.ts';
 import { Metrics } from './obs/metrics.ts';
 import { buildFacadeOf, engineHeadersOf } from './roles/facade.ts';
 import { buildFirstToken, firstTokenConnector, openNotices } from './roles/first-token.ts';
-import { drain, failStart, formatAddress, listen } from './roles/listen.ts';
-import {
-  buildRegistry,
-  connectTo,
-  firstLook,
-  registryElsewhere,
-  startSims,
-  watchPools,
-  watchRemote,
-} from './roles/pools.ts';
+import { drain, listen } from './roles/listen.ts';
+import { createPeers } from './roles/peers.ts';
+import { buildRegistry, firstLook, registryElsewhere, startSims, watchPools, watchRemote } from './roles/pools.ts';
 import { buildRouter } from './roles/router.ts';
+import { openRpc } from './roles/rpc-port.ts';
 import { openStore } from './roles/store.ts';
 import { createDirectClient } from './rpc/direct-client.ts';
-import { startRpcListener } from './rpc/listener.ts';
 import type { RpcServices } from './rpc/routes.ts';
 import type { InstanceView } from './services/instance-view.ts';
 import { OwnerWatch } from './services/owner-watch.ts';
@@ -32,10 +23,11 @@ import { ReleaseWorker } from './services/release-worker.ts';
 
 /** A running process: what it listens on, and how to end it. */
 export interface Running {
-  /** `host:port` of each open listener. */
+  /** `host:port` of each open listener; of a unix socket its path. */
   readonly addresses: {
     readonly facade?: string;
     readonly rpc?: string;
+    readonly rpcSocket?: string;
     readonly admin?: string;
     /** The socket to which prefill engines push their notices. */
     readonly notices?: string;
@@ -58,6 +50,7 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   const has = (role: Config['roles'][number]) => config.roles.includes(role);
   const connector = has('facade') ? firstTokenConnector(config) : undefined;
   const notices = connector === undefined ? undefined : await openNotices(config, metrics, stack);
+  const connectTo = createPeers(config.rpcClient, log, stack);
   const instances = config.sim === undefined ? config.instances : await startSims(config, stack, log, notices?.address);
   const onFault = ({ method, error }: { readonly method: string; readonly error: unknown }) =>
     log.error({ method, ...errorFields(error) }, 'call failed');
@@ -70,14 +63,16 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   }
   // A store alone serves whoever calls it and looks at no engine.
   const storeOnly = config.roles.every((role) => role === 'kvstore');
-  const view: WatchedView = registry ?? (storeOnly ? NO_POOLS : watchRemote(config, stack));
+  const view: WatchedView = registry ?? (storeOnly ? NO_POOLS : watchRemote(config, connectTo, stack));
   watchPools(metrics, view);
 
   const localStore = has('kvstore') ? await openStore(config.store, log, metrics, onFault, stack) : undefined;
-  const store = localStore?.client ?? storeElsewhere(config, stack);
+  // A router without a store beside it uses the one it is told of; reuse is off without one.
+  const store =
+    localStore?.client ?? (config.kvstoreUrl === undefined ? undefined : connectTo(config.kvstoreUrl).kvCacheStore);
   if (store !== undefined && !storeOnly) stack.use(new OwnerWatch(store, view));
   const routerService = has('router') ? buildRouter(config, view, store, metrics, log) : undefined;
-  const poolRegistry = registry ?? (has('router') ? relayRegistry(registryElsewhere(config, stack)) : undefined);
+  const poolRegistry = registry ?? (has('router') ? relayRegistry(registryElsewhere(config, connectTo)) : undefined);
   const services: RpcServices = {
     ...(routerService === undefined ? {} : { router: routerService }),
     ...(poolRegistry === undefined ? {} : { poolRegistry }),
@@ -86,13 +81,8 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   const addresses: { -readonly [K in keyof Running['addresses']]: Running['addresses'][K] } = {};
   if (notices?.address !== undefined) addresses.notices = notices.address;
   // A facade alone serves no RPC: its port would only stand in another role's way.
-  if (config.rpc.port !== 'off' && Object.keys(services).length > 0) {
-    const { host, port } = config.rpc;
-    const rpc = await startRpcListener({ host, port, services, onFault }).catch((error: unknown) =>
-      failStart(error, host, port, '--rpc-port'),
-    );
-    stack.defer(() => rpc.close(config.timeouts.drainMs));
-    addresses.rpc = formatAddress(rpc.host, rpc.port);
+  if ((config.rpc.port !== 'off' || config.rpc.socket !== undefined) && Object.keys(services).length > 0) {
+    Object.assign(addresses, await openRpc({ config, services, onFault, log, stack }));
   }
   if (config.admin.port !== 'off') {
     const admin = buildAdmin(metrics);
@@ -102,7 +92,7 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   if (has('facade')) {
     const router =
       routerService === undefined
-        ? connectTo(config.routerUrl, stack).router
+        ? connectTo(config.routerUrl).router
         : createDirectClient(Router, routerService, onFault);
     const engines = stack.use(new EngineClient(config.timeouts));
     const engineHeaders = engineHeadersOf(config, instances);
@@ -150,11 +140,6 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
       log.info('stopped');
     },
   };
-}
-
-/** A router without a store beside it uses the one it is told of; reuse is off without one. */
-function storeElsewhere(config: Config, stack: AsyncDisposableStack): Client<typeof KVCacheStore> | undefined {
-  return config.kvstoreUrl === undefined ? undefined : connectTo(config.kvstoreUrl, stack).kvCacheStore;
 }
 
 type WatchedView = InstanceView & { readonly stale?: boolean };

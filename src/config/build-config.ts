@@ -72,7 +72,8 @@ export function buildConfig(input: BuildInput): Built {
       metrics: file.facade.metrics,
     },
     auth: file.auth.api_keys_file === undefined ? {} : { apiKeysFile: file.auth.api_keys_file },
-    rpc: file.rpc,
+    rpc: readRpc(input, sink),
+    rpcClient: readRpcClient(input, sink),
     admin: file.admin,
     store: {
       backend: resolveName(file.store.backend, input.known.stores, wordKey, locate(['store', 'backend']), sink),
@@ -151,6 +152,45 @@ function readSecret(env: BuildInput['env'], name: string, sink: Sink): string | 
   const parsed = parseSecret(raw);
   if (parsed.kind === 'bad') sink.problems.push({ where: name, message: parsed.message });
   return parsed.kind === 'ok' ? parsed.value : undefined;
+}
+
+function readRpc({ file, locate }: BuildInput, sink: Sink): Config['rpc'] {
+  const { host, port, insecure, socket, tokens_file: tokensFile, tls } = file.rpc;
+  const { cert, key, client_ca: clientCa } = tls;
+  if ((cert ?? key ?? clientCa) !== undefined && (cert === undefined || key === undefined)) {
+    const missing = cert === undefined ? 'cert' : 'key';
+    sink.problems.push({
+      where: locate(['rpc', 'tls']),
+      message: `TLS needs rpc.tls.${missing} (--rpc-tls-${missing})`,
+    });
+  }
+  return {
+    host,
+    port,
+    insecure,
+    ...(socket === undefined ? {} : { socket }),
+    ...(tokensFile === undefined ? {} : { tokensFile }),
+    ...(cert === undefined || key === undefined
+      ? {}
+      : { tls: { cert, key, ...(clientCa === undefined ? {} : { clientCa }) } }),
+  };
+}
+
+function readRpcClient(input: BuildInput, sink: Sink): Config['rpcClient'] {
+  const { token_file: tokenFile, ca, cert, key } = input.file.rpc_client;
+  const token = readSecret(input.env, 'BATON_RPC_TOKEN', sink);
+  if ((cert === undefined) !== (key === undefined)) {
+    const missing = cert === undefined ? 'cert' : 'key';
+    const message = `a certificate and its key go together: set rpc_client.${missing} (--rpc-client-${missing})`;
+    sink.problems.push({ where: input.locate(['rpc_client']), message });
+  }
+  return {
+    ...(tokenFile === undefined ? {} : { tokenFile }),
+    ...(token === undefined ? {} : { token }),
+    ...(ca === undefined ? {} : { ca }),
+    ...(cert === undefined ? {} : { cert }),
+    ...(key === undefined ? {} : { key }),
+  };
 }
 
 // The LMCache example: CLIENT_BOUND=true binds by the header that CLIENT_BOUND_KEY names, session-id by default.
@@ -304,10 +344,15 @@ function checkRoles(config: Config, input: BuildInput, sink: Sink): void {
     }
   }
   const served = ROLE_NAMES.filter((role) => role !== 'facade' && config.roles.includes(role));
-  if (!config.roles.includes('facade') && config.rpc.port === 'off' && served.length > 0) {
+  if (
+    !config.roles.includes('facade') &&
+    config.rpc.port === 'off' &&
+    config.rpc.socket === undefined &&
+    served.length > 0
+  ) {
     sink.problems.push({
       where: input.locate(['rpc', 'port']),
-      message: `without the RPC port nothing reaches ${served.join(', ')}`,
+      message: `without the RPC port nothing reaches ${served.join(', ')}; open it, or a socket (--rpc-socket)`,
     });
   }
 }
@@ -320,16 +365,13 @@ interface Listener {
 
 function checkListeners(config: Config, input: BuildInput, sink: Sink): void {
   const { rpc, admin, facade } = config;
-  for (const [name, listener] of [
-    ['rpc', rpc],
-    ['admin', admin],
-  ] as const) {
-    if (listener.port === 'off' || listener.insecure || isLoopback(listener.host)) continue;
+  if (admin.port !== 'off' && !admin.insecure && !isLoopback(admin.host)) {
     sink.problems.push({
-      where: input.locate([name, 'host']),
-      message: `other machines reach ${listener.host}, and the ${name} port has no authentication; use 127.0.0.1, or allow it with --insecure-${name}`,
+      where: input.locate(['admin', 'host']),
+      message: `other machines reach ${admin.host}, and the admin port has no authentication; use 127.0.0.1, or allow it with --insecure-admin`,
     });
   }
+  if (rpc.port !== 'off' && !isLoopback(rpc.host)) checkRpcReach(rpc, input, sink);
   const open: readonly Listener[] = [
     ...(config.roles.includes('facade') ? [{ name: 'facade' as const, host: facade.host, port: facade.port }] : []),
     { name: 'rpc', host: rpc.host, port: rpc.port },
@@ -351,6 +393,21 @@ function checkListeners(config: Config, input: BuildInput, sink: Sink): void {
         message: `port ${second.port} is both the ${first.name} and the ${second.name} port; give them different ports`,
       });
     }
+  }
+}
+
+/** The RPC port on an address that other machines reach. */
+function checkRpcReach(rpc: Config['rpc'], input: BuildInput, sink: Sink): void {
+  const where = input.locate(['rpc', 'host']);
+  const known = rpc.tokensFile !== undefined || rpc.tls?.clientCa !== undefined;
+  if (!known && !rpc.insecure) {
+    sink.problems.push({
+      where,
+      message: `other machines reach ${rpc.host}, and the rpc port knows no callers; give tokens (--rpc-tokens-file) or authorities of certificates (--rpc-tls-client-ca), use 127.0.0.1, or allow it with --insecure-rpc`,
+    });
+  }
+  if (rpc.tokensFile !== undefined && rpc.tls === undefined) {
+    sink.warnings.push({ where, message: `tokens cross the network to ${rpc.host} without TLS (--rpc-tls-cert)` });
   }
 }
 

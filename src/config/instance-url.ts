@@ -36,6 +36,16 @@ export function parseServerUrl(raw: unknown): Parsed<ServerUrl> {
   return ok({ url: `${scheme}://${url.host}${prefix}`, id: `${url.hostname}:${port}${prefix}` });
 }
 
+/** Reads the URL of another baton process: as {@link parseServerUrl} does, or `unix:/path` of its socket. */
+export function parsePeerUrl(raw: unknown): Parsed<ServerUrl> {
+  const text = typeof raw === 'string' ? raw.trim() : '';
+  if (!/^unix:/i.test(text)) return parseServerUrl(raw);
+  const path = /^unix:(?:\/\/)?(\/.*[^/])$/i.exec(text)?.[1];
+  if (path === undefined)
+    return bad(`expected the absolute path of a socket, like "unix:/run/baton.sock", got ${show(raw)}`);
+  return ok({ url: `unix:${path}`, id: path });
+}
+
 /** Makes the URL of a host and a port given apart, as by `--prefiller-host` and `--prefiller-port`; IPv6 needs no brackets. */
 export function hostPortUrl(host: string, port: number): Parsed<string> {
   const bare = host.replace(/^\[(.*)\]$/, '$1');

@@ -1,18 +1,22 @@
 import { readFileSync } from 'node:fs';
-import { type ApiKeysResult, parseApiKeys } from '../core/tenant.ts';
+import { type ApiKeysResult, parseApiKeys, parseRpcTokens, type RpcTokensResult } from '../core/tenant.ts';
 import { envLayer } from './flags.ts';
 import { type LoadInput, type LoadResult, loadConfig } from './load-config.ts';
 
 /**
- * Loads the settings, with the file that `--config` or BATON_CONFIG names, if there is one. The file of clients' keys is
- * checked with them; {@link loadApiKeys} reads it.
+ * Loads the settings, with the file that `--config` or BATON_CONFIG names, if there is one. The files of clients' keys and
+ * of tokens are checked with them; {@link loadApiKeys} reads the former.
  */
 export function loadConfigFile(input: Omit<LoadInput, 'fileText' | 'fileName'>): LoadResult {
   const loaded = loadWithFile(input);
-  if (loaded.kind === 'error' || !loaded.config.roles.includes('facade')) return loaded;
-  const { apiKeysFile } = loaded.config.auth;
-  const keys = apiKeysFile === undefined ? undefined : loadApiKeys(apiKeysFile);
-  return keys?.kind === 'error' ? keys : loaded;
+  if (loaded.kind === 'error') return loaded;
+  const { roles, auth, rpc } = loaded.config;
+  const read = [
+    ...(roles.includes('facade') && auth.apiKeysFile !== undefined ? [loadApiKeys(auth.apiKeysFile)] : []),
+    ...(rpc.tokensFile === undefined ? [] : [loadRpcTokens(rpc.tokensFile)]),
+  ];
+  const problems = read.flatMap((result) => (result.kind === 'error' ? result.problems : []));
+  return problems.length > 0 ? { kind: 'error', problems } : loaded;
 }
 
 /** Reads the file of clients' keys; mistakes name the file and the line. */
@@ -20,6 +24,13 @@ export function loadApiKeys(file: string): ApiKeysResult {
   const text = readText(file);
   if (text.kind === 'ok') return parseApiKeys(text.text, file);
   return { kind: 'error', problems: [{ where: 'auth.api_keys_file (--api-keys-file)', message: text.message }] };
+}
+
+/** Reads the file of tokens; mistakes name the file and the line. */
+function loadRpcTokens(file: string): RpcTokensResult {
+  const text = readText(file);
+  if (text.kind === 'ok') return parseRpcTokens(text.text, file);
+  return { kind: 'error', problems: [{ where: 'rpc.tokens_file (--rpc-tokens-file)', message: text.message }] };
 }
 
 function loadWithFile(input: Omit<LoadInput, 'fileText' | 'fileName'>): LoadResult {

@@ -1,6 +1,6 @@
 import { z } from 'zod';
 import { type FieldDoc, field, optional, reader, section } from './fields.ts';
-import { parseServerUrl } from './instance-url.ts';
+import { parsePeerUrl, parseServerUrl } from './instance-url.ts';
 import { type InstanceLmcache, instanceLmcacheKeys, type LmcacheConfig, lmcacheKeys } from './lmcache.ts';
 import {
   bad,
@@ -39,6 +39,25 @@ export interface ListenConfig {
   readonly port: ListenPort;
   /** True lets it listen without authentication on an address that other machines reach. */
   readonly insecure: boolean;
+}
+
+/** The RPC port; files are paths as given. */
+export interface RpcConfig extends ListenConfig {
+  /** Path of a unix socket beside the port. */
+  readonly socket?: string;
+  /** File with the hashes of tokens; absent: callers need none. */
+  readonly tokensFile?: string;
+  readonly tls?: { readonly cert: string; readonly key: string; readonly clientCa?: string };
+}
+
+/** What this process shows to the RPC ports of others, and believes of them; files are paths as given. */
+export interface RpcClientConfig {
+  readonly tokenFile?: string;
+  /** From BATON_RPC_TOKEN; never logged. */
+  readonly token?: string;
+  readonly ca?: string;
+  readonly cert?: string;
+  readonly key?: string;
 }
 
 /** One engine server that the registry starts with. */
@@ -83,7 +102,8 @@ export interface Config {
     /** File with the hashes of clients' keys; absent: clients need none. */
     readonly apiKeysFile?: string;
   };
-  readonly rpc: ListenConfig;
+  readonly rpc: RpcConfig;
+  readonly rpcClient: RpcClientConfig;
   readonly admin: ListenConfig;
   readonly store: StoreConfig;
   readonly kvConnector: string;
@@ -208,9 +228,21 @@ const MAX_COUNT = 1_000_000_000;
 /** The whole of `baton.yaml`; flags and variables are laid over it before it is checked. */
 export const fileSchema = z.strictObject({
   roles: field(parseRoles, ROLE_NAMES, 'Services that run in this process.'),
-  router_url: optional(parseServerUrl, 'none', 'Base URL of the RPC port of a router in another process.'),
-  kvstore_url: optional(parseServerUrl, 'none', 'Base URL of the RPC port of a KV cache store in another process.'),
-  registry_url: optional(parseServerUrl, 'none', 'Base URL of the RPC port of a pool registry in another process.'),
+  router_url: optional(
+    parsePeerUrl,
+    'none',
+    'Base URL of the RPC port of a router in another process, or `unix:/path`.',
+  ),
+  kvstore_url: optional(
+    parsePeerUrl,
+    'none',
+    'Base URL of the RPC port of a KV cache store in another process, or `unix:/path`.',
+  ),
+  registry_url: optional(
+    parsePeerUrl,
+    'none',
+    'Base URL of the RPC port of a pool registry in another process, or `unix:/path`.',
+  ),
   facade: section({
     ...listen('0.0.0.0', 8000, 'the OpenAI-compatible front door'),
     body_limit: field(parseSize, '64MiB', 'Largest request body; a larger one is answered with 413.'),
@@ -234,7 +266,31 @@ export const fileSchema = z.strictObject({
       "File with the hashes of clients' keys; with it a client needs one of these keys.",
     ),
   }),
-  rpc: section({ ...listen('127.0.0.1', 50051, 'the RPC port'), insecure: insecure('the RPC port') }),
+  rpc: section({
+    ...listen('127.0.0.1', 50051, 'the RPC port'),
+    insecure: field(
+      parseBoolean,
+      false,
+      'Allows the RPC port on an address that other machines reach, without tokens and without certificates of clients.',
+    ),
+    socket: optional(parseText, 'none', 'Path of a unix socket that serves the same as the RPC port.'),
+    tokens_file: optional(parseText, 'none', 'File with the hashes of tokens; with it a caller needs one of them.'),
+    tls: section({
+      cert: optional(parseText, 'none: no TLS', 'Certificate of the RPC port with its chain, a PEM file.'),
+      key: optional(parseText, 'none', 'Its private key, a PEM file.'),
+      client_ca: optional(
+        parseText,
+        'none',
+        'Authorities of the certificates that callers must show (mTLS), a PEM file.',
+      ),
+    }),
+  }),
+  rpc_client: section({
+    token_file: optional(parseText, '`BATON_RPC_TOKEN`', 'File with the token for the RPC ports of other processes.'),
+    ca: optional(parseText, 'those of Node', 'Authorities that `https:` URLs of other processes are checked against.'),
+    cert: optional(parseText, 'none', 'Certificate shown to the RPC ports of other processes, a PEM file.'),
+    key: optional(parseText, 'none', 'Its private key, a PEM file.'),
+  }),
   admin: section({ ...listen('127.0.0.1', 29000, 'the admin port'), insecure: insecure('the admin port') }),
   store: section({
     backend: field(parseText, 'memory', 'Where the KV cache store keeps entries: `memory` or `valkey`.'),

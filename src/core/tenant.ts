@@ -6,19 +6,65 @@ const PREFIX = 'cred-';
 /** Tenant of each key by the key's SHA-256 in lower-case hex; the keys themselves are nowhere. */
 export type ApiKeys = ReadonlyMap<string, string>;
 
-/** A file of keys, or each mistake in it; messages never repeat what a line holds. */
-export type ApiKeysResult =
-  | { readonly kind: 'ok'; readonly keys: ApiKeys }
-  | { readonly kind: 'error'; readonly problems: readonly { readonly where: string; readonly message: string }[] };
+/** A mistake in a file of keys; messages never repeat what a line holds. */
+interface KeyProblem {
+  readonly where: string;
+  readonly message: string;
+}
 
-const LINE = /^(\S+)[ \t]+sha256:([0-9a-f]{64})$/i;
+interface BadKeys {
+  readonly kind: 'error';
+  readonly problems: readonly KeyProblem[];
+}
+
+/** A file of keys, or each mistake in it. */
+export type ApiKeysResult = { readonly kind: 'ok'; readonly keys: ApiKeys } | BadKeys;
+
+/** What a token of the RPC port allows beyond the calls of its own tenant. */
+export interface TokenRights {
+  readonly tenant: string;
+  /** The word `any-tenant`: names tenants itself, as a router and a facade do. */
+  readonly anyTenant: boolean;
+  /** The word `operator`: drains instances, takes entries for release, invalidates owners. */
+  readonly operator: boolean;
+  /** The word `unverified`: takes without a proof. */
+  readonly unverified: boolean;
+}
+
+/** What each token allows, by its SHA-256 in lower-case hex; the tokens themselves are nowhere. */
+export type RpcTokens = ReadonlyMap<string, TokenRights>;
+
+/** A file of tokens, or each mistake in it. */
+export type RpcTokensResult = { readonly kind: 'ok'; readonly keys: RpcTokens } | BadKeys;
+
+const LINE = /^(\S+)[ \t]+sha256:([0-9a-f]{64})((?:[ \t]+\S+)*)$/i;
 const TENANT = /^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/;
+const RIGHTS = ['any-tenant', 'operator', 'unverified'] as const;
 
 /** Reads `<tenant> sha256:<64 hex>` lines; blank lines and what follows a `#` do not count. */
 export function parseApiKeys(text: string, fileName: string): ApiKeysResult {
-  const keys = new Map<string, string>();
+  return parseKeys(text, fileName, [], (tenant) => tenant);
+}
+
+/** Reads `<tenant> sha256:<64 hex> [any-tenant] [operator] [unverified]` lines, as {@link parseApiKeys} does. */
+export function parseRpcTokens(text: string, fileName: string): RpcTokensResult {
+  return parseKeys(text, fileName, RIGHTS, (tenant, words) => ({
+    tenant,
+    anyTenant: words.includes('any-tenant'),
+    operator: words.includes('operator'),
+    unverified: words.includes('unverified'),
+  }));
+}
+
+function parseKeys<T>(
+  text: string,
+  fileName: string,
+  rights: readonly string[],
+  make: (tenant: string, words: readonly string[]) => T,
+): { readonly kind: 'ok'; readonly keys: ReadonlyMap<string, T> } | BadKeys {
+  const keys = new Map<string, T>();
   const lineOf = new Map<string, number>();
-  const problems: { readonly where: string; readonly message: string }[] = [];
+  const problems: KeyProblem[] = [];
   for (const [index, raw] of text
     .replace(/^\uFEFF/, '')
     .split('\n')
@@ -26,13 +72,14 @@ export function parseApiKeys(text: string, fileName: string): ApiKeysResult {
     const line = raw.replace(/(^|\s)#.*$/s, '').trim();
     if (line === '') continue;
     const where = `${fileName}:${index + 1}`;
-    const [, tenant = '', digest = ''] = LINE.exec(line) ?? [];
-    const message = mistakeIn(tenant, digest, lineOf);
+    const [, tenant = '', digest = '', rest = ''] = LINE.exec(line) ?? [];
+    const words = rest.split(/[ \t]+/).filter((word) => word !== '');
+    const message = mistakeIn({ tenant, digest, words }, rights, lineOf);
     if (message !== undefined) {
       problems.push({ where, message });
       continue;
     }
-    keys.set(digest.toLowerCase(), tenant);
+    keys.set(digest.toLowerCase(), make(tenant, words));
     lineOf.set(digest.toLowerCase(), index + 1);
   }
   if (problems.length > 0) return { kind: 'error', problems };
@@ -41,10 +88,22 @@ export function parseApiKeys(text: string, fileName: string): ApiKeysResult {
   return { kind: 'ok', keys };
 }
 
-function mistakeIn(tenant: string, digest: string, lineOf: ReadonlyMap<string, number>): string | undefined {
-  if (digest === '') {
+interface KeyLine {
+  readonly tenant: string;
+  readonly digest: string;
+  readonly words: readonly string[];
+}
+
+function mistakeIn(
+  { tenant, digest, words }: KeyLine,
+  rights: readonly string[],
+  lineOf: ReadonlyMap<string, number>,
+): string | undefined {
+  if (digest === '' || (rights.length === 0 && words.length > 0)) {
     return 'expected a tenant and a hash, "team-a sha256:<64 hex digits>"; baton hash-key makes the hash of a key';
   }
+  // The word is not repeated: it may be a part of a key.
+  if (words.some((word) => !rights.includes(word))) return `expected only ${rights.join(', ')} after the hash`;
   if (!TENANT.test(tenant)) {
     return 'expected a tenant of at most 64 letters, digits and ._-, beginning with a letter or digit';
   }

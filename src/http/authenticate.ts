@@ -1,7 +1,7 @@
-import { createHash } from 'node:crypto';
 import type { IncomingHttpHeaders } from 'node:http';
 import { BatonError } from '../core/errors.ts';
-import { ANONYMOUS, type ApiKeys, bearerKey, credentialTenant, presentedCredential } from '../core/tenant.ts';
+import { type ApiKeys, bearerKey } from '../core/tenant.ts';
+import { hashCredential, presentedTenant } from '../services/credential.ts';
 
 /** Whom a request belongs to, or why it is refused. */
 export type Authentication =
@@ -18,13 +18,10 @@ export type Authenticate = (headers: IncomingHttpHeaders) => Authentication;
 export function createAuthenticate(keys: () => ApiKeys | undefined): Authenticate {
   return ({ authorization }) => {
     const known = keys();
-    if (known === undefined) {
-      const credential = presentedCredential(authorization);
-      return { kind: 'ok', tenant: credential === undefined ? ANONYMOUS : credentialTenant(hashKey(credential)) };
-    }
+    if (known === undefined) return { kind: 'ok', tenant: presentedTenant(authorization) };
     const key = bearerKey(authorization);
     // Looked up by its hash: how long that takes tells nothing about the keys.
-    const tenant = key === undefined ? undefined : known.get(hashKey(key));
+    const tenant = key === undefined ? undefined : known.get(hashCredential(key));
     if (tenant !== undefined) return { kind: 'ok', tenant };
     const message =
       authorization === undefined
@@ -32,9 +29,4 @@ export function createAuthenticate(keys: () => ApiKeys | undefined): Authenticat
         : 'The API key is not valid.';
     return { kind: 'refused', error: new BatonError({ reason: 'CREDENTIAL_REQUIRED', message }) };
   };
-}
-
-// Node gives each byte of a header as one character.
-function hashKey(key: string): string {
-  return createHash('sha256').update(key, 'latin1').digest('hex');
 }

@@ -4,14 +4,13 @@ import type { PoolRegistry } from '../../gen/baton/v1/pool_registry_pb.ts';
 import type { Config, InstanceConfig } from '../config/schema.ts';
 import type { Logger } from '../obs/log.ts';
 import type { Metrics } from '../obs/metrics.ts';
-import { connectRemote } from '../rpc/clients.ts';
 import type { InstanceView } from '../services/instance-view.ts';
 import { roleWord, stateWord } from '../services/instance-words.ts';
 import { PoolRegistryService } from '../services/pool-registry.ts';
 import { probeKeyOf } from '../services/probe-key.ts';
 import { RemoteView } from '../services/remote-view.ts';
 import { startSimPools } from '../sim/pools.ts';
-import { StartError } from './listen.ts';
+import type { ConnectTo } from './peers.ts';
 
 /** Starts the simulated engines of `--sim`. */
 export async function startSims(
@@ -88,21 +87,14 @@ export function firstLook(view: InstanceView): Promise<void> {
 
 const FIRST_LOOK_MS = 1000;
 
-/** Clients of another process. */
-export function connectTo(url: string | undefined, stack: AsyncDisposableStack) {
-  if (url === undefined)
-    throw new StartError('a role that runs elsewhere needs its URL (--router-url, --registry-url)');
-  return stack.use(connectRemote({ url }));
-}
-
 /** The registry of another process. */
-export function registryElsewhere(config: Config, stack: AsyncDisposableStack): Client<typeof PoolRegistry> {
-  return connectTo(config.registryUrl ?? config.routerUrl, stack).poolRegistry;
+export function registryElsewhere(config: Config, connectTo: ConnectTo): Client<typeof PoolRegistry> {
+  return connectTo(config.registryUrl ?? config.routerUrl).poolRegistry;
 }
 
 /** A process without a registry watches the one that its router uses, unless told another. */
-export function watchRemote(config: Config, stack: AsyncDisposableStack): RemoteView {
-  return stack.use(new RemoteView(registryElsewhere(config, stack)));
+export function watchRemote(config: Config, connectTo: ConnectTo, stack: AsyncDisposableStack): RemoteView {
+  return stack.use(new RemoteView(registryElsewhere(config, connectTo)));
 }
 
 /** Feeds the metrics that show the pools. */

@@ -4,8 +4,9 @@ import type { Config } from '../config/schema.ts';
 import type { Logger } from '../obs/log.ts';
 import type { Metrics } from '../obs/metrics.ts';
 import type { FaultSink } from '../rpc/bind.ts';
+import { CALLER } from '../rpc/caller.ts';
 import { createDirectClient } from '../rpc/direct-client.ts';
-import { EVERYTHING, KvCacheStoreService } from '../services/kv-cache-store.ts';
+import { EVERYTHING, KvCacheStoreService, type StoreCallContext } from '../services/kv-cache-store.ts';
 import { STORES } from '../stores/index.ts';
 import { type OpenStore, STORE_LIMITS, type StoreLimits } from '../stores/store.ts';
 import { StartError } from './listen.ts';
@@ -43,7 +44,10 @@ export async function openStore(
       onNotice: ({ level, message, fields }) => log[level]({ ...fields }, message),
     }),
   );
-  const service = new KvCacheStoreService({ store, limits, callerOf: () => EVERYTHING });
+  // The router beside the store has told tenants apart before; calls through the port carry their caller.
+  const callerOf = ({ protocolName, values }: StoreCallContext) =>
+    protocolName === 'direct' ? EVERYTHING : values.get(CALLER);
+  const service = new KvCacheStoreService({ store, limits, callerOf });
   const client = createDirectClient(KVCacheStore, service, onFault);
   metrics.watchStore(async () => {
     const stats = await client.getStats({});

@@ -29,7 +29,7 @@ export interface RemoteOptions {
   readonly tls?: ClientTls;
 }
 
-/** TLS of a client; each member as PEM. */
+/** TLS of a client; each member as PEM. With HTTP/2 they are read anew for each connection. */
 export interface ClientTls {
   /** Authorities whose certificates are believed, instead of those that Node trusts. */
   readonly ca?: string;
@@ -82,7 +82,7 @@ function createTransport(options: RemoteOptions): { transport: Transport; close:
   const sessionManager = new Http2SessionManager(
     baseUrl,
     { pingIntervalMs: 20_000, pingTimeoutMs: 5_000, connectTimeoutMs: options.connectTimeoutMs ?? 3_000 },
-    socketPath === undefined ? { ...options.tls } : { createConnection: () => connectSocket(socketPath) },
+    socketPath === undefined ? (options.tls ?? {}) : { createConnection: () => connectSocket(socketPath) },
   );
   const http2 = { ...common, httpVersion: '2' as const, sessionManager };
   const transport =

@@ -51,6 +51,7 @@ import {
   STORE_LIMITS,
   type StoreLimits,
 } from '../stores/store.ts';
+import { operatorRequired } from './credential.ts';
 import { isSameLife } from './instance-record.ts';
 import {
   checkReasonWord,
@@ -293,11 +294,7 @@ export class KvCacheStoreService implements ServiceImpl<typeof KVCacheStore> {
   #operatorOf(context: StoreCallContext, method: string): StoreCaller {
     const caller = this.#callerOf(context);
     if (caller.isOperator) return caller;
-    throw new BatonError({
-      reason: 'OPERATOR_REQUIRED',
-      message: 'the method needs an operator credential',
-      metadata: { method: `baton.v1.KVCacheStore/${method}` },
-    });
+    throw operatorRequired(`baton.v1.KVCacheStore/${method}`);
   }
 }
 

@@ -8,6 +8,7 @@ import type { RpcFault } from '../../src/rpc/bind.ts';
 import { connectRemote, type RemoteOptions, type RemoteServices } from '../../src/rpc/clients.ts';
 import { type RpcListener, startRpcListener } from '../../src/rpc/listener.ts';
 import type { RpcServices } from '../../src/rpc/routes.ts';
+import { EVERYTHING } from '../../src/services/kv-cache-store.ts';
 
 const PROTOCOLS: readonly Omit<RemoteOptions, 'url'>[] = [
   { protocol: 'connect', httpVersion: '1.1' },
@@ -32,6 +33,7 @@ async function start(services: RpcServices, silentMs?: number): Promise<Started>
     host: '127.0.0.1',
     port: 0,
     services,
+    callerOf: () => EVERYTHING,
     onFault: (fault) => void faults.push(fault),
     ...(silentMs === undefined ? {} : { silentMs }),
   });
@@ -315,6 +317,7 @@ describe('close', () => {
       host: '127.0.0.1',
       port: first.listener.port,
       services: {},
+      callerOf: () => EVERYTHING,
       onFault: () => undefined,
     });
     expect(again.port).toBe(first.listener.port);
@@ -327,6 +330,7 @@ describe('close', () => {
       host: '127.0.0.1',
       port: first.listener.port,
       services: {},
+      callerOf: () => EVERYTHING,
       onFault: () => undefined,
     });
     await expect(second).rejects.toMatchObject({ code: 'EADDRINUSE' });

@@ -51,6 +51,7 @@ describe('defaults', () => {
       },
       auth: {},
       rpc: { host: '127.0.0.1', port: 50_051, insecure: false },
+      rpcClient: {},
       admin: { host: '127.0.0.1', port: 29_000, insecure: false },
       store: { backend: 'memory', maxBytes: 1024 ** 3, tenantEntries: 10_000, tenantBytes: 256 * 1024 ** 2 },
       kvConnector: 'nixl',
@@ -184,7 +185,7 @@ describe('the file', () => {
       'baton.yaml:8:5: instances[0].url: "10.0.0.1:8100" has no scheme; write "http://10.0.0.1:8100"',
       'baton.yaml:9:5: instances[0].role: expected one of prefill, decode, both, got "prefil"; did you mean prefill?',
       'baton.yaml:10:5: instances[1].url: expected a URL like "http://10.0.0.1:8100", got nothing',
-      'baton.yaml:11:1: rpc: expected a section with host, port, insecure ..., got 50051',
+      'baton.yaml:11:1: rpc: expected a section with host, port, insecure, socket ..., got 50051',
       'baton.yaml:12:1: port: unknown key; did you mean facade.port?',
     ]);
   });
@@ -328,7 +329,7 @@ describe('policies and connectors', () => {
 describe('what belongs together', () => {
   test('open ports need to be allowed', () => {
     expect(problems({ flags: { 'rpc-host': '0.0.0.0' } })).toEqual([
-      '--rpc-host: other machines reach 0.0.0.0, and the rpc port has no authentication; use 127.0.0.1, or allow it with --insecure-rpc',
+      '--rpc-host: other machines reach 0.0.0.0, and the rpc port knows no callers; give tokens (--rpc-tokens-file) or authorities of certificates (--rpc-tls-client-ca), use 127.0.0.1, or allow it with --insecure-rpc',
     ]);
     expect(problems({ flags: { 'admin-host': '::' } })[0]).toContain('--insecure-admin');
     expect(
@@ -338,6 +339,32 @@ describe('what belongs together', () => {
     ).toEqual([]);
     expect(problems({ flags: { 'rpc-host': '0.0.0.0', 'rpc-port': 'off' } })).toEqual([]);
     expect(problems({ flags: { 'rpc-host': '::1', 'admin-host': 'localhost' } })).toEqual([]);
+  });
+
+  test('an open RPC port knows its callers by tokens or by certificates', () => {
+    const open = { 'rpc-host': '0.0.0.0' };
+    const tls = { 'rpc-tls-cert': 'c.pem', 'rpc-tls-key': 'k.pem' };
+    expect(problems({ flags: { ...open, ...tls } })[0]).toContain('knows no callers');
+    expect(problems({ flags: { ...open, ...tls, 'rpc-tls-client-ca': 'ca.pem' } })).toEqual([]);
+    expect(warnings({ flags: { ...open, ...tls, 'rpc-tokens-file': 't' } })).toEqual([]);
+    expect(warnings({ flags: { ...open, 'rpc-tokens-file': 't' } })).toEqual([
+      '--rpc-host: tokens cross the network to 0.0.0.0 without TLS (--rpc-tls-cert)',
+    ]);
+  });
+
+  test('a certificate needs its key', () => {
+    expect(problems({ flags: { 'rpc-tls-cert': 'c.pem' } })[0]).toContain('rpc.tls.key (--rpc-tls-key)');
+    expect(problems({ fileText: 'rpc: {tls: {client_ca: ca.pem}}' })).toEqual([
+      'baton.yaml:1:7: TLS needs rpc.tls.cert (--rpc-tls-cert)',
+    ]);
+    expect(problems({ flags: { 'rpc-client-key': 'k.pem' } })[0]).toContain('rpc_client.cert (--rpc-client-cert)');
+  });
+
+  test('a token comes from a variable or a file', () => {
+    expect(good({ env: { BATON_RPC_TOKEN: 'secret' } }).rpcClient).toEqual({ token: 'secret' });
+    expect(good({ flags: { 'rpc-client-token-file': 'f' } }).rpcClient).toEqual({ tokenFile: 'f' });
+    const bad = problems({ env: { BATON_RPC_TOKEN: 'sec ret' } });
+    expect(bad).toEqual(['BATON_RPC_TOKEN: expected a key without white space']);
   });
 
   test('two listeners cannot share a port', () => {
@@ -384,6 +411,13 @@ describe('what belongs together', () => {
     );
     expect(problems({ flags: { roles: 'kvstore', 'rpc-port': 'off' } })[0]).toMatch(
       /^--rpc-port: without the RPC port nothing reaches kvstore/,
+    );
+    expect(problems({ flags: { roles: 'kvstore', 'rpc-port': 'off', 'rpc-socket': '/run/b' } })).toEqual([]);
+    expect(good({ flags: { roles: 'facade', 'router-url': 'unix:///run/baton.sock' } }).routerUrl).toBe(
+      'unix:/run/baton.sock',
+    );
+    expect(problems({ flags: { roles: 'facade', 'router-url': 'unix:baton.sock' } })[0]).toMatch(
+      /^--router-url: expected the absolute path of a socket/,
     );
     expect(problems({ flags: { roles: 'facade,routr' } })[0]).toContain('did you mean router?');
     expect(problems({ flags: { roles: ',' } })[0]).toMatch(/^--roles: expected at least one of/);

@@ -2,7 +2,7 @@ import { createHash } from 'node:crypto';
 import { describe, expect, test } from 'vitest';
 import { hashKeyLine } from '../../src/cli/hash-key.ts';
 import { decideEngineAuth } from '../../src/core/engine-auth.ts';
-import { parseApiKeys } from '../../src/core/tenant.ts';
+import { parseApiKeys, parseRpcTokens } from '../../src/core/tenant.ts';
 import { createAuthenticate } from '../../src/http/authenticate.ts';
 import { renderRefusal } from '../../src/http/errors.ts';
 import { refusalOf } from '../../src/services/leg.ts';
@@ -15,6 +15,26 @@ function mistakes(text: string): readonly string[] {
   const parsed = parseApiKeys(text, 'keys.txt');
   return parsed.kind === 'error' ? parsed.problems.map(({ where, message }) => `${where}: ${message}`) : [];
 }
+
+describe('the file of tokens', () => {
+  test('words after the hash are rights', () => {
+    const text = `router sha256:${A} any-tenant  operator\nteam-a\tsha256:${B}\tunverified # comment`;
+    expect(parseRpcTokens(text, 'f')).toEqual({
+      kind: 'ok',
+      keys: new Map([
+        [A, { tenant: 'router', anyTenant: true, operator: true, unverified: false }],
+        [B, { tenant: 'team-a', anyTenant: false, operator: false, unverified: true }],
+      ]),
+    });
+  });
+
+  test('an unknown right names its line and is not repeated; keys of clients have none', () => {
+    const text = `ok sha256:${A}\nteam-a sha256:${B} opertor`;
+    const problems = [{ where: 'f:2', message: 'expected only any-tenant, operator, unverified after the hash' }];
+    expect(parseRpcTokens(text, 'f')).toEqual({ kind: 'error', problems });
+    expect(mistakes(`team-a sha256:${B} operator`)).toHaveLength(1);
+  });
+});
 
 describe('the file of keys', () => {
   test('comments, blank lines, tabs, CRLF, a byte order mark and upper-case hex are fine', () => {

@@ -1,0 +1,53 @@
+import type { Config } from '../config/schema.ts';
+import { parseSecret } from '../config/values.ts';
+import type { Logger } from '../obs/log.ts';
+import { connectRemote, type RemoteOptions, type RemoteServices } from '../rpc/clients.ts';
+import { StartError } from './listen.ts';
+import { watchFiles } from './watched-files.ts';
+
+/** Makes clients of another process; the stack closes them. */
+export type ConnectTo = (url: string | undefined) => RemoteServices;
+
+/** Reads what this process shows to others; nothing is read, and nothing watched, before the first connection. */
+export function createPeers(config: Config['rpcClient'], log: Logger, stack: AsyncDisposableStack): ConnectTo {
+  let credentials: Omit<RemoteOptions, 'url'> | undefined;
+  return (url) => {
+    if (url === undefined)
+      throw new StartError('a role that runs elsewhere needs its URL (--router-url, --registry-url)');
+    credentials ??= { ...tokenOf(config, log, stack), ...tlsOf(config, log, stack) };
+    return stack.use(connectRemote({ url, ...credentials }));
+  };
+}
+
+function tokenOf(
+  { tokenFile, token }: Config['rpcClient'],
+  log: Logger,
+  stack: AsyncDisposableStack,
+): Pick<RemoteOptions, 'token'> {
+  if (tokenFile === undefined) return token === undefined ? {} : { token };
+  const files = [{ name: 'rpc_client.token_file', path: tokenFile }];
+  const make = ([text = '']: readonly string[]) => {
+    const parsed = parseSecret(text.trim());
+    // The message says what a key is and not what the file holds.
+    if (parsed.kind === 'bad') throw new StartError(`${tokenFile}: ${parsed.message}`);
+    return parsed.value;
+  };
+  const watched = stack.use(watchFiles({ files, make, log }));
+  return { token: () => watched.current };
+}
+
+function tlsOf(config: Config['rpcClient'], log: Logger, stack: AsyncDisposableStack): Pick<RemoteOptions, 'tls'> {
+  const files = (['ca', 'cert', 'key'] as const).flatMap((key) => {
+    const path = config[key];
+    return path === undefined ? [] : [{ name: `rpc_client.${key}`, key, path }];
+  });
+  if (files.length === 0) return {};
+  const make = (texts: readonly string[]) =>
+    Object.fromEntries(files.map(({ key }, index) => [key, texts[index] ?? '']));
+  const watched = stack.use(watchFiles({ files, make, log }));
+  const tls: Record<string, string> = {};
+  for (const { key } of files) {
+    Object.defineProperty(tls, key, { enumerable: true, get: () => watched.current[key] });
+  }
+  return { tls };
+}

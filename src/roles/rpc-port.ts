@@ -1,0 +1,90 @@
+import { createSecureContext } from 'node:tls';
+import { formatProblem } from '../config/problem.ts';
+import type { Config } from '../config/schema.ts';
+import { parseRpcTokens } from '../core/tenant.ts';
+import type { Logger } from '../obs/log.ts';
+import type { FaultSink } from '../rpc/bind.ts';
+import { createCallerOf } from '../rpc/caller.ts';
+import { type RpcListener, type ServerTls, startRpcListener } from '../rpc/listener.ts';
+import type { RpcServices } from '../rpc/routes.ts';
+import { SocketPathError } from '../rpc/unix-socket.ts';
+import { failStart, formatAddress, StartError } from './listen.ts';
+import { watchFiles } from './watched-files.ts';
+
+/** Where the RPC services of a process are reached. */
+export interface RpcAddresses {
+  readonly rpc?: string;
+  readonly rpcSocket?: string;
+}
+
+/** What {@link openRpc} serves, and with what. */
+export interface RpcParts {
+  readonly config: Config;
+  readonly services: RpcServices;
+  readonly onFault: FaultSink;
+  readonly log: Logger;
+  readonly stack: AsyncDisposableStack;
+}
+
+/** Opens the RPC port and the socket, as far as the settings want them; the stack drains and closes both. */
+export async function openRpc({ config, services, onFault, log, stack }: RpcParts): Promise<RpcAddresses> {
+  const { host, port, socket, tls } = config.rpc;
+  const watchedTls = tls === undefined || port === 'off' ? undefined : watchTls(tls, log, (next) => rpc.useTls(next));
+  if (watchedTls !== undefined) stack.use(watchedTls);
+  const tokens = config.rpc.tokensFile === undefined ? undefined : watchTokens(config.rpc.tokensFile, log);
+  if (tokens !== undefined) stack.use(tokens);
+  const rpc: RpcListener = await startRpcListener({
+    host,
+    port,
+    ...(watchedTls === undefined ? {} : { tls: watchedTls.current }),
+    ...(socket === undefined ? {} : { socketPath: socket }),
+    services,
+    callerOf: createCallerOf(() => tokens?.current, config.reuse.unsafe),
+    onFault,
+  }).catch((error: unknown) => failRpc(error, config.rpc));
+  stack.defer(() => rpc.close(config.timeouts.drainMs));
+  return {
+    ...(port === 'off' ? {} : { rpc: formatAddress(rpc.host, rpc.port) }),
+    ...(socket === undefined ? {} : { rpcSocket: socket }),
+  };
+}
+
+function failRpc(error: unknown, { host, port, socket }: Config['rpc']): never {
+  if (error instanceof SocketPathError) throw new StartError(`${error.message} (--rpc-socket)`, { cause: error });
+  // Node calls the path of a socket its address.
+  if (port === 'off' || (error instanceof Error && 'address' in error && error.address === socket)) {
+    const code = error instanceof Error && 'code' in error ? String(error.code) : String(error);
+    throw new StartError(`cannot listen on ${socket}: ${code} (--rpc-socket)`, { cause: error });
+  }
+  return failStart(error, host, port, '--rpc-port');
+}
+
+function watchTokens(file: string, log: Logger) {
+  return watchFiles({
+    files: [{ name: 'rpc.tokens_file', path: file }],
+    make: ([text = '']) => {
+      const parsed = parseRpcTokens(text, file);
+      if (parsed.kind === 'ok') return parsed.keys;
+      throw new StartError(parsed.problems.map(formatProblem).join('\n'));
+    },
+    log,
+  });
+}
+
+function watchTls(tls: NonNullable<Config['rpc']['tls']>, log: Logger, use: (tls: ServerTls) => void) {
+  const { cert, key, clientCa } = tls;
+  return watchFiles({
+    files: [
+      { name: 'rpc.tls.cert', path: cert },
+      { name: 'rpc.tls.key', path: key },
+      ...(clientCa === undefined ? [] : [{ name: 'rpc.tls.client_ca', path: clientCa }]),
+    ],
+    make: ([certText = '', keyText = '', ca]): ServerTls => {
+      // Refuses what is no certificate, and a key of another one.
+      createSecureContext({ cert: certText, key: keyText, ...(ca === undefined ? {} : { ca }) });
+      return { cert: certText, key: keyText, ...(ca === undefined ? {} : { clientCa: ca }) };
+    },
+    use,
+    log,
+  });
+}

@@ -1,0 +1,75 @@
+import { readFile } from 'node:fs/promises';
+import { readText } from '../config/load.ts';
+import { errorFields, type Logger } from '../obs/log.ts';
+import { StartError } from './listen.ts';
+
+/** What a {@link watchFiles} makes of its files. */
+export interface Watched<T> extends Disposable {
+  /** From the files as they are, or as they were when they were last good. */
+  readonly current: T;
+}
+
+/** What {@link watchFiles} needs; `name` is the key of the file of settings. */
+export interface WatchFilesOptions<T> {
+  readonly files: readonly { readonly name: string; readonly path: string }[];
+  /** Makes the value of the files' texts; throws with a message for people. */
+  readonly make: (texts: readonly string[]) => T;
+  /** Takes a new value; one that throws it is left, as if `make` had thrown. */
+  readonly use?: (value: T) => void;
+  readonly log: Logger;
+  /** Between two looks, milliseconds. Default 1,000. */
+  readonly intervalMs?: number;
+}
+
+/**
+ * Reads files at the start and again whenever they change, however they are replaced. Files that cannot be used at the
+ * start are a StartError; later ones are logged, and the old value stays.
+ */
+export function watchFiles<T>({ files, make, use, log, intervalMs = 1000 }: WatchFilesOptions<T>): Watched<T> {
+  const names = files.map(({ name }) => name).join(', ');
+  let texts: readonly string[] = files.map(({ name, path }) => {
+    const text = readText(path);
+    if (text.kind === 'bad') throw new StartError(`${name}: ${text.message}`);
+    return text.text;
+  });
+  let current: T;
+  try {
+    current = make(texts);
+  } catch (error) {
+    throw new StartError(`${names}: ${error instanceof Error ? error.message : String(error)}`, { cause: error });
+  }
+  let complained = '';
+  const look = async () => {
+    try {
+      const seen = await Promise.all(files.map(({ path }) => readFile(path, 'utf8')));
+      if (seen.every((text, index) => text === texts[index])) return;
+      const value = make(seen);
+      use?.(value);
+      texts = seen;
+      current = value;
+      complained = '';
+      log.info({ files: names }, 'files were read again');
+    } catch (error) {
+      // Once for each state of the files, not at every look.
+      const message = error instanceof Error ? error.message : String(error);
+      if (message === complained) return;
+      complained = message;
+      log.error({ files: names, ...errorFields(error) }, 'changed files cannot be used; the old content stays');
+    }
+  };
+  let looking = false;
+  const timer = setInterval(() => {
+    if (looking) return;
+    looking = true;
+    void look().finally(() => {
+      looking = false;
+    });
+  }, intervalMs);
+  timer.unref();
+  return {
+    get current() {
+      return current;
+    },
+    [Symbol.dispose]: () => clearInterval(timer),
+  };
+}
