@@ -1652,8 +1652,8 @@ export const MissReasonSchema: GenEnum<MissReason> = /*@__PURE__*/
  * entry next to expire is evicted into the release queue; 64 watches a tenant; message 16 MiB.
  *
  * The tenant comes from the credential of the caller. A key that names another tenant is refused with PERMISSION_DENIED
- * and TENANT_FORBIDDEN, unless the credential may act for any tenant. Every call can also fail with UNIMPLEMENTED and
- * NOT_IMPLEMENTED, where a process does not serve it.
+ * and TENANT_FORBIDDEN, unless the credential may act for any tenant. Every call can also fail with UNAUTHENTICATED and
+ * CREDENTIAL_REQUIRED, where a process wants tokens, and with UNIMPLEMENTED and NOT_IMPLEMENTED, where it does not serve it.
  *
  * @generated from service baton.v1.KVCacheStore
  */

@@ -621,6 +621,9 @@ export const InstanceRemovedSchema: GenMessage<InstanceRemoved> = /*@__PURE__*/
 /**
  * PoolRegistry knows the engine instances and their states. Every change of state has a reason.
  *
+ * Where a process wants tokens, a call without one fails with UNAUTHENTICATED and CREDENTIAL_REQUIRED, and one that changes
+ * something needs an operator's token, else it fails with PERMISSION_DENIED and OPERATOR_REQUIRED.
+ *
  * @generated from service baton.v1.PoolRegistry
  */
 export const PoolRegistry: GenService<{

@@ -1121,6 +1121,9 @@ export const LegEndingSchema: GenEnum<LegEnding> = /*@__PURE__*/
  * Router decides which engines serve a request and learns how that went. It sees facts about requests and token ids,
  * never prompt text or generated text, and never calls the inference or tokenize routes of an engine.
  *
+ * Callers name tenants. Where a process wants tokens, a call without one fails with UNAUTHENTICATED and
+ * CREDENTIAL_REQUIRED, and one whose token does not act for any tenant with PERMISSION_DENIED and TENANT_FORBIDDEN.
+ *
  * @generated from service baton.v1.Router
  */
 export const Router: GenService<{
