@@ -47,7 +47,7 @@ export async function openStore(
   // The router beside the store has told tenants apart before; calls through the port carry their caller.
   const callerOf = ({ protocolName, values }: StoreCallContext) =>
     protocolName === 'direct' ? EVERYTHING : values.get(CALLER);
-  const service = new KvCacheStoreService({ store, limits, callerOf });
+  const service = stack.use(new KvCacheStoreService({ store, limits, callerOf }));
   const client = createDirectClient(KVCacheStore, service, onFault);
   metrics.watchStore(async () => {
     const stats = await client.getStats({});

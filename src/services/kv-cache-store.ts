@@ -37,6 +37,7 @@ import {
   TakeForReleaseRequestSchema,
   type TakeForReleaseResponse,
   TakeForReleaseResponseSchema,
+  type WatchEntriesRequest,
   type WatchEntriesResponse,
 } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import { KvTransferParamsSchema } from '../../gen/baton/v1/kv_transfer_pb.ts';
@@ -52,6 +53,7 @@ import {
   type StoreLimits,
 } from '../stores/store.ts';
 import { operatorRequired } from './credential.ts';
+import { EntryWatch } from './entry-watch.ts';
 import { isSameLife } from './instance-record.ts';
 import {
   checkReasonWord,
@@ -75,6 +77,7 @@ import {
 import { blocksOf, entryMessage, lifeMessage, statsMessage, takenMessage } from './kv-store-messages.ts';
 import { clampPageSize, decodePageToken, encodePageToken } from './page-token.ts';
 import { sha256 } from './sha256.ts';
+import { readCheckpointInterval } from './watch-hub.ts';
 
 /** What of a call tells who calls. */
 export type StoreCallContext = Pick<HandlerContext, 'requestHeader' | 'values' | 'protocolName'>;
@@ -98,17 +101,24 @@ const MAX_RELEASES = 100;
  * The KVCacheStore service over a backend: checks arguments and rights, proves prompts, and speaks messages. It shares
  * no memory with its callers: handles are kept encoded, and each answer is made anew.
  */
-export class KvCacheStoreService implements ServiceImpl<typeof KVCacheStore> {
+export class KvCacheStoreService implements ServiceImpl<typeof KVCacheStore>, Disposable {
   readonly #store: KvStore;
   readonly #callerOf: (context: StoreCallContext) => StoreCaller;
   readonly #limits: StoreLimits;
   readonly #isEnabled: (tenant: string) => boolean;
+  readonly #watch: EntryWatch;
 
   constructor(options: KvCacheStoreOptions) {
     this.#store = options.store;
     this.#callerOf = options.callerOf;
     this.#limits = options.limits ?? STORE_LIMITS;
     this.#isEnabled = options.isEnabled ?? (() => true);
+    this.#watch = new EntryWatch(options.store, this.#limits.tenantWatches);
+  }
+
+  /** Ends all watches. */
+  [Symbol.dispose](): void {
+    this.#watch[Symbol.dispose]();
   }
 
   /**
@@ -272,12 +282,17 @@ export class KvCacheStoreService implements ServiceImpl<typeof KVCacheStore> {
     return create(InvalidateOwnerResponseSchema, dropped);
   }
 
-  // biome-ignore lint/correctness/useYield: a stream that fails at its first read has nothing to yield.
-  async *watchEntries(): AsyncGenerator<WatchEntriesResponse> {
-    throw new BatonError({
-      reason: 'NOT_IMPLEMENTED',
-      message: 'this store does not serve WatchEntries',
-      metadata: { method: 'baton.v1.KVCacheStore/WatchEntries' },
+  watchEntries(
+    request: WatchEntriesRequest,
+    context: StoreCallContext & Pick<HandlerContext, 'signal'>,
+  ): AsyncIterable<WatchEntriesResponse> {
+    const caller = this.#callerOf(context);
+    return this.#watch.watch({
+      caller: caller.tenant,
+      token: request.resumeToken,
+      filter: readFilter(request.filter, caller),
+      checkpointMs: readCheckpointInterval(request.checkpointInterval),
+      signal: context.signal,
     });
   }
 
@@ -288,7 +303,8 @@ export class KvCacheStoreService implements ServiceImpl<typeof KVCacheStore> {
   /** The counts without a call, for metrics; without arguments those of all tenants. */
   async readStats(caller: StoreCaller = EVERYTHING, request: Partial<GetStatsRequest> = {}): Promise<GetStatsResponse> {
     const stats = await this.#store.stats(readFilter(request.filter, caller));
-    return statsMessage(stats, this.#store.runId, this.#limits);
+    const watches = this.#watch.openWatches(caller.actsForAnyTenant ? undefined : caller.tenant);
+    return statsMessage(stats, this.#store.runId, this.#limits, watches);
   }
 
   #operatorOf(context: StoreCallContext, method: string): StoreCaller {

@@ -52,7 +52,7 @@ export function invalidField(field: string, what: string): BatonError {
 }
 
 /** LIMIT_EXCEEDED for a limit of the contract, named as in StoreLimits. */
-function overLimit(limit: string, max: number): BatonError {
+export function overLimit(limit: string, max: number): BatonError {
   return new BatonError({
     reason: 'LIMIT_EXCEEDED',
     message: `the limit ${limit} would be passed`,

@@ -58,14 +58,14 @@ export function takenMessage(taken: Taken): TakenEntry {
 }
 
 /** Counts and limits as the contract tells them. */
-export function statsMessage(stats: StoreStats, runId: string, limits: StoreLimits): GetStatsResponse {
+export function statsMessage(stats: StoreStats, runId: string, limits: StoreLimits, watches: number): GetStatsResponse {
   return create(GetStatsResponseSchema, {
     runId,
     entries: stats.entries,
     claims: stats.claims,
     bytes: BigInt(stats.bytes),
     releaseQueue: stats.releaseQueue,
-    watches: 0,
+    watches,
     puts: BigInt(stats.puts),
     takes: BigInt(stats.takes),
     misses: [...stats.misses].map(([reason, count]) => ({ reason, count: BigInt(count) })),

@@ -1,5 +1,5 @@
 import { create, equals } from '@bufbuild/protobuf';
-import { durationFromMs, durationMs } from '@bufbuild/protobuf/wkt';
+import { durationFromMs } from '@bufbuild/protobuf/wkt';
 import type { HandlerContext, ServiceImpl } from '@connectrpc/connect';
 import { type Incarnation, type Instance, InstanceSchema, InstanceState } from '../../gen/baton/v1/instance_pb.ts';
 import {
@@ -29,7 +29,7 @@ import type { InstanceView } from './instance-view.ts';
 import { toWatchResponses } from './instance-watch.ts';
 import { stateWord } from './instance-words.ts';
 import { clampPageSize, decodePageToken, encodePageToken } from './page-token.ts';
-import { WatchHub } from './watch-hub.ts';
+import { readCheckpointInterval, WatchHub } from './watch-hub.ts';
 
 /** What a {@link PoolRegistryService} runs on. */
 export interface PoolRegistryOptions {
@@ -55,8 +55,6 @@ export interface PoolRegistryOptions {
 
 const MAX_WATCHES = 1024;
 const DEFAULT_HISTORY = 4096;
-const DEFAULT_CHECKPOINT_MS = 15_000;
-const MIN_CHECKPOINT_MS = 1000;
 /** Share of a delay by which probes are spread, so that instances started together are not probed together for ever. */
 const JITTER = 0.1;
 /** Least time between two probes that requests ask for. */
@@ -242,12 +240,12 @@ export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, In
     context: Pick<HandlerContext, 'signal'>,
   ): AsyncIterable<WatchInstancesResponse> {
     const { checkpointInterval, filter, resumeToken } = request;
-    const asked = checkpointInterval === undefined ? 0 : durationMs(checkpointInterval);
     const events = this.#hub.watch({
       token: resumeToken,
+      // A copy: what changes while it is told comes as a delta.
       snapshot: () =>
         this.#snapshot.filter((instance) => passesFilter(instance, filter)).map((instance) => this.#withAge(instance)),
-      checkpointMs: asked <= 0 ? DEFAULT_CHECKPOINT_MS : Math.max(asked, MIN_CHECKPOINT_MS),
+      checkpointMs: readCheckpointInterval(checkpointInterval),
       signal: context.signal,
     });
     return toWatchResponses(events, filter, resumeToken !== '');

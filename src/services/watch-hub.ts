@@ -1,5 +1,9 @@
+import { type Duration, durationMs } from '@bufbuild/protobuf/wkt';
 import { BatonError } from '../core/errors.ts';
 import type { Clock } from './clock.ts';
+
+const DEFAULT_CHECKPOINT_MS = 15_000;
+const MIN_CHECKPOINT_MS = 1000;
 
 /** One step of a watch; `token` is where a later watch goes on, empty within a snapshot. */
 export type WatchEvent<T> = (
@@ -17,16 +21,20 @@ export interface WatchHubOptions {
   readonly epoch: string;
   /** Deltas kept for readers that resume or lag. */
   readonly historyLimit: number;
-  /** Watches open at a time. */
-  readonly maxWatches: number;
+  /** Watches open at a time. Default no limit. */
+  readonly maxWatches?: number;
+  /** Newest revision at the start: what was before is no longer told. Default 0. */
+  readonly revision?: bigint;
 }
 
 /** How one watch runs. */
 export interface WatchRequest<T> {
   /** From the newest event of an earlier watch; empty begins with a snapshot. */
   readonly token: string;
-  /** What a snapshot shows; called whenever one begins. */
-  readonly snapshot: () => readonly T[];
+  /** What a snapshot shows; called whenever one begins. It may show changes that are told again after it. */
+  readonly snapshot: () => Iterable<T> | AsyncIterable<T>;
+  /** Which deltas are told. Default all. */
+  readonly wants?: (value: T) => boolean;
   /** Longest time without an event, milliseconds. */
   readonly checkpointMs: number;
   /** Ends the watch without an error. */
@@ -54,6 +62,8 @@ export class WatchHub<T> {
 
   constructor(options: WatchHubOptions) {
     this.#options = options;
+    this.#revision = options.revision ?? 0n;
+    this.#compacted = this.#revision;
   }
 
   /** Revision of the newest change; 0 before the first. */
@@ -63,14 +73,27 @@ export class WatchHub<T> {
 
   /** Makes the value of the next revision and hands it out. */
   publish(make: (revision: bigint) => T): T {
-    this.#revision += 1n;
-    const value = make(this.#revision);
-    this.#history.push({ revision: this.#revision, value });
+    const value = make(this.#revision + 1n);
+    this.publishAt(this.#revision + 1n, value);
+    return value;
+  }
+
+  /** Hands out the value of a revision that is newer than every one before. */
+  publishAt(revision: bigint, value: T): void {
+    this.#revision = revision;
+    this.#history.push({ revision, value });
     while (this.#history.length > this.#options.historyLimit) {
       this.#compacted = this.#history.shift()?.revision ?? this.#compacted;
     }
     this.#wakeAll();
-    return value;
+  }
+
+  /** Forgets the history: changes up to `revision` are not known. Readers get a snapshot. */
+  compact(revision: bigint): void {
+    this.#history.length = 0;
+    this.#revision = revision > this.#revision ? revision : this.#revision;
+    this.#compacted = this.#revision;
+    this.#wakeAll();
   }
 
   /** Ends all watches and refuses new ones, with SHUTTING_DOWN. */
@@ -85,11 +108,12 @@ export class WatchHub<T> {
    */
   async *watch(request: WatchRequest<T>): AsyncGenerator<WatchEvent<T>, undefined> {
     const resume = request.token === '' ? undefined : parseToken(request.token);
-    if (this.#watches >= this.#options.maxWatches) {
+    const { maxWatches = Number.POSITIVE_INFINITY } = this.#options;
+    if (this.#watches >= maxWatches) {
       throw new BatonError({
         reason: 'LIMIT_EXCEEDED',
         message: 'too many open watches',
-        metadata: { limit: 'watches', max: String(this.#options.maxWatches) },
+        metadata: { limit: 'watches', max: String(maxWatches) },
       });
     }
     this.#watches += 1;
@@ -117,10 +141,14 @@ export class WatchHub<T> {
       }
       if (cursor === undefined) {
         cursor = this.#revision;
-        const values = request.snapshot();
         if (reset !== undefined) yield { kind: 'reset', reason: reset, token: '', revision: cursor };
-        for (const value of values) yield { kind: 'snapshot-item', value, token: '', revision: cursor };
-        yield { kind: 'snapshot-complete', count: values.length, ...this.#position(cursor) };
+        let count = 0;
+        for await (const value of request.snapshot()) {
+          if (request.signal.aborted) return undefined;
+          count += 1;
+          yield { kind: 'snapshot-item', value, token: '', revision: cursor };
+        }
+        yield { kind: 'snapshot-complete', count, ...this.#position(cursor) };
         reset = undefined;
         quiet = true;
         continue;
@@ -128,6 +156,7 @@ export class WatchHub<T> {
       const next = this.#after(cursor);
       if (next !== undefined) {
         cursor = next.revision;
+        if (request.wants?.(next.value) === false) continue;
         yield { kind: 'delta', value: next.value, ...this.#position(cursor) };
         quiet = true;
         continue;
@@ -140,8 +169,13 @@ export class WatchHub<T> {
   }
 
   #after(cursor: bigint): Delta<T> | undefined {
-    // Revisions in the history have no gaps, so a position is an index.
-    return this.#history[Number(cursor - this.#compacted)];
+    let [low, high] = [0, this.#history.length];
+    while (low < high) {
+      const middle = (low + high) >>> 1;
+      if ((this.#history[middle]?.revision ?? cursor) > cursor) high = middle;
+      else low = middle + 1;
+    }
+    return this.#history[low];
   }
 
   #position(revision: bigint): { token: string; revision: bigint } {
@@ -172,6 +206,12 @@ export class WatchHub<T> {
   #throwIfClosed(): void {
     if (this.#closed) throw new BatonError({ reason: 'SHUTTING_DOWN', message: 'the process stops' });
   }
+}
+
+/** Longest time without a message of a watch, milliseconds. */
+export function readCheckpointInterval(interval: Duration | undefined): number {
+  const ms = interval === undefined ? 0 : durationMs(interval);
+  return ms <= 0 ? DEFAULT_CHECKPOINT_MS : Math.max(ms, MIN_CHECKPOINT_MS);
 }
 
 interface Resume {

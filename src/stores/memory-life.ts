@@ -1,9 +1,9 @@
 import { MissReason } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import { AgingMap } from './aging-map.ts';
 import { Heap } from './heap.ts';
-import { type Claim, isLive, type Slot, SlotTable } from './memory-slots.ts';
+import { type Claim, isLive, type Slot, SlotTable, snapshotOf, viewAt } from './memory-slots.ts';
 import { claimNotFound } from './refusals.ts';
-import type { ClaimGuard, ReleasableListener } from './store.ts';
+import type { ChangeListener, ClaimGuard, ReleasableListener, StoreChange } from './store.ts';
 
 /** Bounds of what the memory backend keeps beside live entries; times in milliseconds, sizes in bytes. */
 export interface MemoryBounds {
@@ -47,6 +47,7 @@ export class Lifecycle {
   readonly #deadEntries: AgingMap<Tombstone>;
   readonly #deadKeys: AgingMap<Tombstone>;
   readonly #listeners = new Set<ReleasableListener>();
+  readonly #changeListeners = new Set<ChangeListener>();
   /** Owners whose queue grew since the listeners were told. */
   readonly #grown = new Set<string>();
   #revision = 0n;
@@ -89,6 +90,30 @@ export class Lifecycle {
     return this.#deadEntries.get(entryId, now);
   }
 
+  /** Takes in a new idle slot. */
+  add(slot: Slot, now: number): void {
+    this.table.add(slot);
+    this.#tellUpserted(slot, now);
+  }
+
+  /** Calls `listener` with every change of a live entry; the returned function ends that and tells how many are left. */
+  onChange(listener: ChangeListener): () => number {
+    this.#changeListeners.add(listener);
+    return () => {
+      this.#changeListeners.delete(listener);
+      return this.#changeListeners.size;
+    };
+  }
+
+  #tellUpserted(slot: Slot, now: number): void {
+    if (this.#changeListeners.size === 0) return;
+    this.#tell({ kind: 'upserted', revision: slot.revision, entry: viewAt(snapshotOf(slot), now) });
+  }
+
+  #tell(change: StoreChange): void {
+    for (const listener of [...this.#changeListeners]) listener(change);
+  }
+
   /** Claims an idle slot for a taker, or an idle or queued one for release. */
   claim(slot: Slot, state: 'claimed' | 'releasing', deadlineMs: number, now: number): Claim {
     if (state === 'releasing' && isLive(slot.state)) this.#bury(slot, MissReason.RELEASED, now);
@@ -108,6 +133,7 @@ export class Lifecycle {
     slot.claim = claim;
     slot.revision = this.nextRevision();
     this.table.move(slot, state);
+    if (isLive(state)) this.#tellUpserted(slot, now);
     return claim;
   }
 
@@ -133,8 +159,12 @@ export class Lifecycle {
     this.#end(claim, 'released', now);
     if (slot === undefined) return;
     slot.revision = this.nextRevision();
-    if (claim.forRelease) this.enqueue(slot, now);
-    else this.table.move(slot, 'idle');
+    if (claim.forRelease) {
+      this.enqueue(slot, now);
+      return;
+    }
+    this.table.move(slot, 'idle');
+    this.#tellUpserted(slot, now);
   }
 
   /** Takes a slot out whose owner is gone, and its claim with it. */
@@ -184,7 +214,6 @@ export class Lifecycle {
     if (isLive(slot.state)) this.#bury(slot, reason, now);
     if (slot.claim !== undefined) slot.claim.slot = undefined;
     slot.claim = undefined;
-    this.nextRevision();
     this.table.move(slot, 'dead');
   }
 
@@ -205,6 +234,13 @@ export class Lifecycle {
   /** Remembers why a live entry is one no more. */
   #bury(slot: Slot, reason: MissReason, now: number): void {
     if (reason === MissReason.EXPIRED && slot.claim === undefined) this.#onExpired(slot.about.key.tenant);
+    const revision = this.nextRevision();
+    if (this.#changeListeners.size > 0) {
+      const { key, owner } = slot.about;
+      const { tenant, conversationId } = key;
+      const { instanceId } = owner;
+      this.#tell({ kind: 'removed', revision, entryId: slot.id, reason, tenant, instanceId, conversationId });
+    }
     const tombstone = { tenant: slot.about.key.tenant, seq: slot.seq, reason };
     this.#deadEntries.set(slot.id, tombstone, now, 2 * slot.id.length + 256);
     const before = this.#deadKeys.get(slot.keyId, now);

@@ -53,6 +53,13 @@ interface Owner {
   pinnedBlocks: number;
 }
 
+interface TenantTally {
+  entries: number;
+  bytes: number;
+}
+
+const NO_ENTRIES: Readonly<TenantTally> = { entries: 0, bytes: 0 };
+
 /** A view that can be told later, when its durations are other ones. */
 export interface Snapshot {
   readonly view: Omit<EntryView, 'remainingMs' | 'ageMs'>;
@@ -117,6 +124,7 @@ export class SlotTable {
   readonly #busy = new Heap<Slot>();
   #entries = 0;
   #bytes = 0;
+  readonly #tenants = new Map<string, TenantTally>();
   #claimedBytes = 0;
   #queuedBytes = 0;
 
@@ -133,6 +141,11 @@ export class SlotTable {
   /** Bytes of entries with an open claim, which cannot make room. */
   get claimedBytes(): number {
     return this.#claimedBytes;
+  }
+
+  /** Live entries of a tenant, and their bytes. */
+  tenant(tenant: string): Readonly<TenantTally> {
+    return this.#tenants.get(tenant) ?? NO_ENTRIES;
   }
 
   get queued(): number {
@@ -250,10 +263,23 @@ export class SlotTable {
   #tally(slot: Slot, owner: Owner, sign: 1 | -1): void {
     if (slot.state === 'queued') this.#queuedBytes += sign * slot.handle.byteLength;
     if (!isLive(slot.state)) return;
+    this.#tallyTenant(slot, sign);
     owner.entries += sign;
     this.#entries += sign;
     this.#bytes += sign * slot.bytes;
     if (slot.state === 'claimed') this.#claimedBytes += sign * slot.bytes;
+  }
+
+  #tallyTenant(slot: Slot, sign: 1 | -1): void {
+    const { tenant } = slot.about.key;
+    let tally = this.#tenants.get(tenant);
+    if (tally === undefined) {
+      tally = { entries: 0, bytes: 0 };
+      this.#tenants.set(tenant, tally);
+    }
+    tally.entries += sign;
+    tally.bytes += sign * slot.bytes;
+    if (tally.entries === 0) this.#tenants.delete(tenant);
   }
 
   #dropFromKey(slot: Slot): void {

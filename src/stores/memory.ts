@@ -5,7 +5,15 @@ import { BatonError } from '../core/errors.ts';
 import { Lifecycle, type MemoryBounds } from './memory-life.ts';
 import { type Claim, isLive, keyIdOf, type Slot, type Snapshot, sizeOf, snapshotOf, viewAt } from './memory-slots.ts';
 import { chooseSlot } from './memory-take.ts';
-import { claimNotFound, claimSpent, entryClaimed, entryExists, limitExceeded, revisionMismatch } from './refusals.ts';
+import {
+  claimNotFound,
+  claimSpent,
+  entryClaimed,
+  entryExists,
+  limitExceeded,
+  quotaExceeded,
+  revisionMismatch,
+} from './refusals.ts';
 import { ReplayWindow } from './replay-window.ts';
 import type {
   AtRevision,
@@ -49,6 +57,10 @@ export const MEMORY_BOUNDS: MemoryBounds = {
 
 /** How much more a call clears that is not on a request's path. */
 const SLOW_PATH_FACTOR = 256;
+/** How often listeners to changes are told of what is over by itself. */
+const TELL_EVERY_MS = 1000;
+/** Most due entries and claims that a put clears away before it refuses. */
+const QUOTA_SWEEP = 4096;
 /** Slots looked at before other work gets its turn. */
 const SLICE = 10_000;
 
@@ -82,6 +94,7 @@ export class MemoryStore implements KvStore {
   readonly #deletes: ReplayWindow<boolean>;
   readonly #invalidations: ReplayWindow<{ readonly droppedEntries: number; readonly droppedClaims: number }>;
   readonly #counters = new StoreCounters();
+  #sweeping: NodeJS.Timeout | undefined;
   #lastSeq = 0;
 
   constructor(options: StoreOptions, bounds: MemoryBounds = MEMORY_BOUNDS) {
@@ -232,14 +245,24 @@ export class MemoryStore implements KvStore {
     return { ...counted, ...(await this.#countSlots(filter, now)) };
   }
 
-  readonly onChange = (_listener: ChangeListener): (() => void) => {
-    throw new BatonError({ reason: 'NOT_IMPLEMENTED', message: 'no changes are told yet' });
+  readonly onChange = (listener: ChangeListener): (() => void) => {
+    const end = this.#life.onChange(listener);
+    // Without calls nothing would tell that an entry is over.
+    this.#sweeping ??= setInterval(() => this.#begin(SLOW_PATH_FACTOR), TELL_EVERY_MS).unref();
+    return () => {
+      if (end() === 0) this.#stopSweeping();
+    };
   };
 
   readonly onReleasable = (listener: ReleasableListener): (() => void) => this.#life.onReleasable(listener);
 
   async [Symbol.asyncDispose](): Promise<void> {
-    // Memory is all it holds.
+    this.#stopSweeping();
+  }
+
+  #stopSweeping(): void {
+    clearInterval(this.#sweeping);
+    this.#sweeping = undefined;
   }
 
   #putNew(call: PutCall, now: number): { snapshot: Snapshot; displaced: readonly string[] } {
@@ -255,11 +278,12 @@ export class MemoryStore implements KvStore {
     if (tooMany > idle.length) {
       throw limitExceeded(call.derivedKey ? 'entries_per_derived_key' : 'entries_per_key', perKey);
     }
+    const evicted = idle.slice(0, Math.max(0, tooMany));
+    this.#checkQuota(entry.key.tenant, bytes, [...leaving, ...evicted], now);
     const { totalBytes } = this.#limits;
     while (this.#life.table.claimedBytes + bytes > totalBytes && this.#life.sweepOne(now));
     // Claimed entries stay whatever happens, so this is known before anything is changed.
     if (this.#life.table.claimedBytes + bytes > totalBytes) throw limitExceeded('total_bytes', totalBytes);
-    const evicted = idle.slice(0, Math.max(0, tooMany));
     const displaced: string[] = [];
     const displace = (slot: Slot): void => {
       if (slot.about.key.tenant === entry.key.tenant) displaced.push(slot.id);
@@ -281,6 +305,25 @@ export class MemoryStore implements KvStore {
     const slot = this.#insert(call, keyId, bytes, now);
     this.#counters.put(entry.key.tenant);
     return this.#puts.remember(call.id, { snapshot: snapshotOf(slot), displaced }, now, 2 * keyId.length + 512);
+  }
+
+  /** Throws QUOTA_EXCEEDED where one more entry of the tenant, with `leaving` gone, would be over its share. */
+  #checkQuota(tenant: string, bytes: number, leaving: readonly Slot[], now: number): void {
+    const { tenantEntries, tenantBytes } = this.#limits;
+    const freed = leaving.reduce((sum, slot) => sum + slot.bytes, 0);
+    const { table } = this.#life;
+    const excess = (): (() => BatonError) | undefined => {
+      const held = table.tenant(tenant);
+      if (held.entries - leaving.length + 1 > tenantEntries)
+        return () => quotaExceeded('tenant_entries', tenantEntries);
+      if (held.bytes - freed + bytes > tenantBytes) return () => quotaExceeded('tenant_bytes', tenantBytes);
+      return undefined;
+    };
+    let refusal = excess();
+    // What is over by itself counts no more; a call clears only so much.
+    for (let left = QUOTA_SWEEP; refusal !== undefined && left > 0 && this.#life.sweepOne(now); left--)
+      refusal = excess();
+    if (refusal !== undefined) throw refusal();
   }
 
   #slotsToReplace(call: PutCall, live: readonly Slot[]): readonly Slot[] {
@@ -315,7 +358,7 @@ export class MemoryStore implements KvStore {
       expiryNode: undefined,
       ownerNode: undefined,
     };
-    this.#life.table.add(slot);
+    this.#life.add(slot, now);
     return slot;
   }
 

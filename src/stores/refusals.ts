@@ -53,3 +53,12 @@ export function limitExceeded(limit: string, max: number): BatonError {
     metadata: { limit, max: String(max) },
   });
 }
+
+/** The tenant has used up its share, named as in StoreLimits. */
+export function quotaExceeded(quota: string, max: number): BatonError {
+  return new BatonError({
+    reason: 'QUOTA_EXCEEDED',
+    message: `the tenant has used up its ${quota}`,
+    metadata: { quota, max: String(max) },
+  });
+}

@@ -11,7 +11,6 @@ import {
   TakeEntryRequestSchema,
 } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import { type KvTransferParams, KvTransferParamsSchema } from '../../gen/baton/v1/kv_transfer_pb.ts';
-import { ErrorInfoSchema } from '../../gen/google/rpc/error_details_pb.ts';
 import { buildChain } from '../../src/core/chain.ts';
 import { decodeKvTransferParams, encodeKvTransferParams } from '../../src/core/kv-transfer.ts';
 import { batonErrorFrom } from '../../src/rpc/errors.ts';
@@ -362,15 +361,5 @@ describe.each(BINDINGS.filter(({ name }) => name === 'direct' || name === 'gRPC 
     expect(look.miss?.reason).toBe(MissReason.DISABLED);
     expect(await refusal(run.client.putEntry(putRequest(), as('', 'off')))).toMatchObject({ reason: 'QUOTA_EXCEEDED' });
     await run.client.putEntry(putRequest());
-  });
-
-  test('answers WatchEntries with UNIMPLEMENTED', async () => {
-    await using run = await opened();
-    const stream = run.client.watchEntries({})[Symbol.asyncIterator]();
-    const error = await stream.next().then(
-      () => undefined,
-      (thrown: { findDetails: (schema: typeof ErrorInfoSchema) => { reason: string }[] }) => thrown,
-    );
-    expect(error?.findDetails(ErrorInfoSchema)[0]?.reason).toBe('NOT_IMPLEMENTED');
   });
 });

@@ -336,6 +336,44 @@ describe.each(Object.entries(STORES))('store %s', (_name, open) => {
       expect((await put({ ...key('f'), handle })).displaced).toEqual([]);
     });
 
+    test('is refused over the share of its tenant, and loses nothing', async () => {
+      const { time, store, put, taken } = await opened({ tenantEntries: 2 });
+      const of = (conversationId: string, tenant = 't') => put({ key: { tenant, conversationId } });
+      await of('a');
+      await put({ key: { conversationId: 'b' }, ttlMs: 1000 });
+      await refused(of('c'), 'QUOTA_EXCEEDED');
+      await of('c', 'other');
+      expect(await store.stats({ tenant: 't' })).toMatchObject({ entries: 2, releaseQueue: 0 });
+      // What is over by itself counts no more; what is claimed does.
+      time.now += 1000;
+      const { claimId } = await taken({ key: { ...KEY, conversationId: 'a' } });
+      await of('c');
+      await refused(of('d'), 'QUOTA_EXCEEDED');
+      await store.commit(claimId, ANYONE);
+      const { entry } = await of('d');
+      // An entry that is replaced makes its own room.
+      const precondition = { entryId: entry.entryId, revision: entry.revision };
+      await put({ key: { conversationId: 'd' } }, { precondition });
+      await refused(of('e'), 'QUOTA_EXCEEDED');
+      await store.delete({
+        id: callId(),
+        entryId: (await of('c', 'other')).entry.entryId,
+        tenant: undefined,
+        revision: undefined,
+      });
+      await refused(of('e'), 'QUOTA_EXCEEDED');
+    });
+
+    test('is refused over the bytes of its tenant', async () => {
+      const { store, put } = await opened({ tenantBytes: 20_000 });
+      const big = (conversationId: string) => put({ key: { conversationId }, handle: new Uint8Array(8000) });
+      await big('a');
+      await big('b');
+      await refused(big('c'), 'QUOTA_EXCEEDED');
+      expect(await store.stats({})).toMatchObject({ entries: 2 });
+      await put({ key: { tenant: 'other' }, handle: new Uint8Array(8000) });
+    });
+
     test('is refused over the size of an entry', async () => {
       const { put } = await opened();
       await put({ handle: new Uint8Array(4 * 1024 * 1024 - 5000) });
@@ -458,6 +496,61 @@ describe.each(Object.entries(STORES))('store %s', (_name, open) => {
       time.now += 1000;
       expect(await release()).toEqual([]);
       expect(await take()).toEqual(miss(MissReason.RELEASED));
+    });
+  });
+
+  describe('changes', () => {
+    async function watched() {
+      const run = await opened();
+      const seen: string[] = [];
+      let newest = 0n;
+      const stop = run.store.onChange((change) => {
+        expect(change.revision).toBeGreaterThan(newest);
+        newest = change.revision;
+        if (change.kind === 'upserted') {
+          expect(change.entry.revision).toBe(change.revision);
+          seen.push(`${change.entry.key.conversationId} ${change.entry.claimed ? 'claimed' : 'idle'}`);
+        } else if (change.kind === 'removed') {
+          seen.push(`${change.conversationId} ${reasonName(change.reason)}`);
+        }
+      });
+      return { ...run, stop, seen };
+    }
+    const of = (conversationId: string) => ({ key: { ...KEY, conversationId } });
+
+    test('are told in order: stored, claimed, put back, taken, released, expired, lost', async () => {
+      const { store, time, put, take, taken, stop, seen } = await watched();
+      await put(of('a'));
+      const first = await taken(of('a'));
+      await store.release(first.claimId, ANYONE);
+      await store.commit((await taken(of('a'))).claimId, ANYONE);
+      const { entry } = await put(of('b'));
+      await store.delete({ id: callId(), entryId: entry.entryId, tenant: undefined, revision: undefined });
+      await put({ ...of('c'), ttlMs: 1000 });
+      time.now += 1000;
+      await take(of('c'));
+      await put({ ...of('e'), instanceId: 'gone' });
+      await store.invalidateOwner({ id: callId(), instanceId: 'gone', keep: () => false });
+      await put(of('f'));
+      await store.takeForRelease({ id: callId(), instanceId: 'd', max: 9, queuedOnly: false, deadlineMs: 1000 });
+      await expect
+        .poll(() => seen)
+        .toEqual([
+          ...['a idle', 'a claimed', 'a idle', 'a claimed', 'a TAKEN'],
+          ...['b idle', 'b RELEASED', 'c idle', 'c EXPIRED', 'e idle', 'e OWNER_GONE', 'f idle', 'f RELEASED'],
+        ]);
+      stop();
+      await put(of('g'));
+      expect(seen.at(-1)).toBe('f RELEASED');
+      await store[Symbol.asyncDispose]();
+    });
+
+    test('tell what is over by itself, without a call', async () => {
+      const { store, time, put, seen } = await watched();
+      await put({ ...of('a'), ttlMs: 1000 });
+      time.now += 1000;
+      await expect.poll(() => seen, { timeout: 10_000 }).toEqual(['a idle', 'a EXPIRED']);
+      await store[Symbol.asyncDispose]();
     });
   });
 
@@ -613,6 +706,10 @@ function verbs(store: KvStore) {
 function takenOf(result: TakeResult): Taken {
   if (result.kind === 'miss') throw new Error(`a miss: ${result.reason}`);
   return result.taken;
+}
+
+function reasonName(reason: MissReason): string | undefined {
+  return Object.entries(MissReason).find(([, value]) => value === reason)?.[0];
 }
 
 function miss(reason: MissReason, matchedTokens = 0): TakeResult {

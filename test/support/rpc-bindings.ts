@@ -43,7 +43,7 @@ export const BINDINGS: readonly Binding[] = [
   remote('gRPC on HTTP/2, TLS', { protocol: 'grpc', httpVersion: '2' }, 'tls'),
 ];
 
-async function openDirect(services: RpcServices): Promise<Bound> {
+export async function openDirect(services: RpcServices): Promise<Bound> {
   const faults: RpcFault[] = [];
   const onFault = (fault: RpcFault) => void faults.push(fault);
   return {
