@@ -87,7 +87,8 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   if (config.admin.port !== 'off') {
     const admin = buildAdmin(metrics);
     addresses.admin = await listen(admin, config.admin.host, config.admin.port, '--admin-port', log);
-    stack.defer(() => admin.close());
+    // What is asked there takes no time; a peer that is half-way through its question may take for ever.
+    stack.defer(() => drain(admin, new Set(), ADMIN_DRAIN_MS));
   }
   if (has('facade')) {
     const router =
@@ -141,6 +142,8 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
     },
   };
 }
+
+const ADMIN_DRAIN_MS = 1_000;
 
 type WatchedView = InstanceView & { readonly stale?: boolean };
 

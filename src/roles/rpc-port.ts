@@ -5,6 +5,7 @@ import { parseRpcTokens } from '../core/tenant.ts';
 import type { Logger } from '../obs/log.ts';
 import type { FaultSink } from '../rpc/bind.ts';
 import { createCallerOf } from '../rpc/caller.ts';
+import { RPC_MAX_TIMEOUT_MS } from '../rpc/limits.ts';
 import { type RpcListener, type ServerTls, startRpcListener } from '../rpc/listener.ts';
 import type { RpcServices } from '../rpc/routes.ts';
 import { SocketPathError } from '../rpc/unix-socket.ts';
@@ -42,7 +43,8 @@ export async function openRpc({ config, services, onFault, log, stack }: RpcPart
     callerOf: createCallerOf(() => tokens?.current, config.reuse.unsafe),
     onFault,
   }).catch((error: unknown) => failRpc(error, config.rpc));
-  stack.defer(() => rpc.close(config.timeouts.drainMs));
+  // 0 is no limit.
+  stack.defer(() => rpc.close(config.timeouts.drainMs || RPC_MAX_TIMEOUT_MS));
   return {
     ...(port === 'off' ? {} : { rpc: formatAddress(rpc.host, rpc.port) }),
     ...(socket === undefined ? {} : { rpcSocket: socket }),

@@ -57,6 +57,7 @@ export function connectRemote(options: RemoteOptions): RemoteServices {
 }
 
 function createTransport(options: RemoteOptions): { transport: Transport; close: () => void } {
+  let closed = false;
   const protocol = options.protocol ?? 'connect';
   const socketPath = options.url.startsWith(UNIX) ? options.url.slice(UNIX.length) : undefined;
   const baseUrl = socketPath === undefined ? options.url : 'http://localhost';
@@ -66,7 +67,11 @@ function createTransport(options: RemoteOptions): { transport: Transport; close:
     writeMaxBytes: RPC_MAX_MESSAGE_BYTES,
     // Processes of one deployment are near each other: compressing costs more than it saves.
     acceptCompression: [],
-    interceptors: [...(options.token === undefined ? [] : [bearer(options.token)]), unavailable],
+    interceptors: [...(options.token === undefined ? [] : [bearer(options.token)]), asUnavailable(() => closed)],
+  };
+  const closing = (close: () => void) => () => {
+    closed = true;
+    close();
   };
   if (options.httpVersion === '1.1') {
     if (protocol === 'grpc') throw new TypeError('gRPC needs HTTP/2');
@@ -76,7 +81,7 @@ function createTransport(options: RemoteOptions): { transport: Transport; close:
     const nodeOptions = { agent, ...(socketPath === undefined ? {} : { socketPath }) };
     const http1 = { ...common, httpVersion: '1.1' as const, nodeOptions };
     const transport = protocol === 'connect' ? createConnectTransport(http1) : createGrpcWebTransport(http1);
-    return { transport, close: () => agent.destroy() };
+    return { transport, close: closing(() => agent.destroy()) };
   }
   // The pings find a peer that vanished under an open watch; nothing else would.
   const sessionManager = new Http2SessionManager(
@@ -91,23 +96,46 @@ function createTransport(options: RemoteOptions): { transport: Transport; close:
       : protocol === 'connect'
         ? createConnectTransport(http2)
         : createGrpcWebTransport(http2);
-  return { transport, close: () => sessionManager.abort() };
+  return { transport, close: closing(() => sessionManager.abort()) };
 }
 
 const UNIX = 'unix:';
 
-/** Nobody at a socket's path is as good as nobody at a port; connect-node knows only the latter as UNAVAILABLE. */
-const unavailable: Interceptor = (next) => async (request) => {
-  try {
-    return await next(request);
-  } catch (error) {
-    const cause = error instanceof ConnectError && error.code === Code.Internal ? error.cause : undefined;
-    if (cause instanceof Error && 'syscall' in cause && cause.syscall === 'connect') {
-      throw new ConnectError(cause.message, Code.Unavailable, undefined, undefined, cause);
+/**
+ * Makes the end of a connection UNAVAILABLE, as gRPC has it: connect-node calls a call CANCELED or ABORTED whose connection
+ * broke, and INTERNAL one to the path of a socket where nobody listens.
+ */
+function asUnavailable(isClosed: () => boolean): Interceptor {
+  const mapped = (error: unknown, signal: AbortSignal): unknown => {
+    if (!(error instanceof ConnectError) || error.code === Code.Unavailable) return error;
+    const broken = error.cause instanceof Error && ('syscall' in error.cause || isReset(error.cause));
+    const lost = error.code === Code.Canceled && !signal.aborted && !isClosed();
+    if (!broken && !lost) return error;
+    const message = broken ? error.rawMessage : 'the connection was lost';
+    return new ConnectError(message, Code.Unavailable, undefined, undefined, error.cause);
+  };
+  return (next) => async (request) => {
+    try {
+      const response = await next(request);
+      if (!response.stream) return response;
+      return { ...response, message: mapErrors(response.message, (error) => mapped(error, request.signal)) };
+    } catch (error) {
+      throw mapped(error, request.signal);
     }
-    throw error;
+  };
+}
+
+function isReset(error: Error): boolean {
+  return 'code' in error && error.code === 'ECONNRESET';
+}
+
+async function* mapErrors<T>(source: AsyncIterable<T>, mapped: (error: unknown) => unknown): AsyncGenerator<T> {
+  try {
+    yield* source;
+  } catch (error) {
+    throw mapped(error);
   }
-};
+}
 
 function bearer(token: string | (() => string | undefined)): Interceptor {
   return (next) => (request) => {

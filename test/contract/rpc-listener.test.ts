@@ -1,6 +1,7 @@
 import { once } from 'node:events';
-import { type ClientHttp2Session, connect as connectHttp2 } from 'node:http2';
-import { connect, type Socket } from 'node:net';
+import { createServer as createHttp1Server } from 'node:http';
+import { type ClientHttp2Session, connect as connectHttp2, createServer as createHttp2Server } from 'node:http2';
+import { connect, type Server, type Socket } from 'node:net';
 import { Code, ConnectError } from '@connectrpc/connect';
 import { describe, expect, test } from 'vitest';
 import { PlanMode } from '../../gen/baton/v1/router_pb.ts';
@@ -310,6 +311,67 @@ describe('close', () => {
     expect(running.every((signal) => signal.aborted)).toBe(true);
   });
 
+  // The drain is longer than a test may take: a peer that does not do its part must not use it up.
+  const LONG_MS = 600_000;
+  const settings = '\0\0\0\x04\0\0\0\0\0';
+  const preface = `PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n${settings}`;
+
+  test('does not wait for a peer that keeps its side of a session open', async () => {
+    await using started = await start({});
+    const socket = halfOpenSocket(started.listener.port);
+    await once(socket, 'connect');
+    socket.write(preface);
+    await once(socket, 'data');
+    await started.listener.close(LONG_MS);
+    socket.destroy();
+  });
+
+  test('does not wait for a watcher that does not read', async () => {
+    let sent = 0;
+    await using started = await start({
+      poolRegistry: {
+        watchInstances: async function* () {
+          for (;;) {
+            sent++;
+            yield { resumeToken: 'x'.repeat(100_000) };
+          }
+        },
+      },
+    });
+    const session = await openSession(started.url);
+    const headers = { ':method': 'POST', 'content-type': 'application/connect+json' };
+    const stream = session.request({ ...headers, ':path': '/baton.v1.PoolRegistry/WatchInstances' });
+    stream.on('error', () => undefined);
+    stream.end(Buffer.from('\0\0\0\0\x02{}', 'latin1'));
+    stream.pause();
+    // Flow control holds the stream up: a stuck writer, nothing more is sent.
+    await expect.poll(() => sent).toBeGreaterThan(0);
+    await started.listener.close(LONG_MS);
+    expect(sent).toBeLessThan(50);
+    session.destroy();
+  });
+
+  test.each(['1.1', '2'])('ends a request that is never finished when the time is up, HTTP/%s', async (version) => {
+    await using started = await start({ router: { planRoute: () => ({}) } });
+    const path = '/baton.v1.Router/PlanRoute';
+    let closed: Promise<unknown>;
+    if (version === '2') {
+      const session = await openSession(started.url);
+      const stream = session.request({ ':method': 'POST', ':path': path, 'content-type': 'application/json' });
+      stream.on('error', () => undefined).resume();
+      stream.write('{');
+      closed = once(session, 'close');
+    } else {
+      const head = `POST ${path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{`;
+      closed = once((await started.socket(head)).resume(), 'close');
+    }
+    // The request is being read.
+    await turn();
+    await started.listener.close(20);
+    await closed;
+    expect(started.faults).toEqual([]);
+  });
+
   test('may be asked twice, and frees the port', async () => {
     await using first = await start({});
     await Promise.all([first.listener.close(1_000), first.listener.close(0)]);
@@ -361,6 +423,34 @@ describe('peers that leave', () => {
     expect(started.faults).toEqual([]);
   });
 });
+
+describe('servers that leave', () => {
+  test.each(PROTOCOLS)('are UNAVAILABLE, before and within an answer: $protocol on $httpVersion', async (protocol) => {
+    const server = createHttp2OrHttp1(protocol.httpVersion === '2');
+    await once(server.listen(0, '127.0.0.1'), 'listening');
+    const { port } = server.address() as { readonly port: number };
+    const client = connectRemote({ url: `http://127.0.0.1:${port}`, ...protocol });
+    const watch = client.poolRegistry.watchInstances({})[Symbol.asyncIterator]();
+    const errors = [client.router.planRoute({}), watch.next()].map((call) => call.catch((error: unknown) => error));
+    for (const error of await Promise.all(errors)) expect(error).toMatchObject({ code: Code.Unavailable });
+    client[Symbol.dispose]();
+    server.close();
+  });
+});
+
+/** A server that drops the connection of every request. */
+function createHttp2OrHttp1(http2: boolean): Server {
+  return http2
+    ? createHttp2Server((request) => void request.stream.session?.destroy())
+    : createHttp1Server((request) => void request.socket.destroy());
+}
+
+/** A socket that does not end its side when the other side does. */
+function halfOpenSocket(port: number): Socket {
+  const socket = connect({ port, host: '127.0.0.1', allowHalfOpen: true });
+  socket.on('error', () => undefined);
+  return socket;
+}
 
 async function openSession(url: string): Promise<ClientHttp2Session> {
   const session = connectHttp2(url);
