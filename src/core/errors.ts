@@ -46,6 +46,7 @@ export const ERROR_REASONS = {
   ENGINE_AUTH: { code: 'permission_denied', httpStatus: 502, type: 'upstream_error' },
   ENGINE_TIMEOUT: { code: 'deadline_exceeded', httpStatus: 504, type: 'upstream_error' },
   ROUTER_UNAVAILABLE: { code: 'unavailable', httpStatus: 503, type: 'service_unavailable_error' },
+  STORE_UNAVAILABLE: { code: 'unavailable', httpStatus: 503, type: 'service_unavailable_error' },
   CREDENTIAL_REQUIRED: { code: 'unauthenticated', httpStatus: 401, type: 'authentication_error' },
   OPERATOR_REQUIRED: { code: 'permission_denied', httpStatus: 403, type: 'permission_error' },
   TENANT_FORBIDDEN: { code: 'permission_denied', httpStatus: 403, type: 'permission_error' },

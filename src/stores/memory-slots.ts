@@ -1,7 +1,7 @@
 import type { PackedChain } from '../core/chain.ts';
 import { Heap, type HeapNode } from './heap.ts';
 import { Sequence } from './sequence.ts';
-import type { EntryView, NewEntry, StoreKey } from './store.ts';
+import type { EntryView, NewEntry, StoreFilter, StoreKey } from './store.ts';
 
 /** Idle and claimed entries are live; queued ones wait to be freed; releasing ones are claimed for that. */
 export type SlotState = 'idle' | 'claimed' | 'queued' | 'releasing' | 'dead';
@@ -87,6 +87,13 @@ export function sizeOf(entry: NewEntry): number {
   texts.push(owner.instanceId, owner.engineId, owner.compatGroup, owner.life.engineId);
   const chain = entry.chain === undefined ? 0 : entry.chain.words.byteLength + entry.chain.tail.byteLength;
   return OVERHEAD_BYTES + entry.handle.byteLength + chain + 2 * texts.reduce((sum, text) => sum + text.length, 0);
+}
+
+/** Whether an entry is one of those the filter chooses. */
+export function passesFilter({ key, owner }: Pick<NewEntry, 'key' | 'owner'>, filter: StoreFilter): boolean {
+  if (filter.tenant !== undefined && key.tenant !== filter.tenant) return false;
+  if (filter.instanceId !== undefined && owner.instanceId !== filter.instanceId) return false;
+  return filter.conversationId === undefined || key.conversationId === filter.conversationId;
 }
 
 export function isLive(state: SlotState): boolean {

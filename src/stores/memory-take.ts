@@ -1,15 +1,25 @@
 import { MissReason } from '../../gen/baton/v1/kv_cache_store_pb.ts';
-import type { Slot } from './memory-slots.ts';
+import type { PackedChain } from '../core/chain.ts';
 import type { TakeCall } from './store.ts';
 
+/** What the choice looks at of a live entry; `seq` is the order of the puts. */
+export interface Candidate {
+  readonly seq: number;
+  readonly state: string;
+  readonly about: { readonly storedTokens: number; readonly owner: { readonly compatGroup: string } };
+  readonly hasChain: boolean;
+  readonly chainTokens: number;
+  readonly chain: PackedChain | undefined;
+}
+
 /** What a take gives, or why it gives nothing and which entries its prompt has ruled out. */
-export type Choice =
-  | { readonly kind: 'given'; readonly slot: Slot; readonly matchedTokens: number }
+export type Choice<S> =
+  | { readonly kind: 'given'; readonly slot: S; readonly matchedTokens: number }
   | {
       readonly kind: 'miss';
       readonly reason: MissReason;
       readonly matchedTokens: number;
-      readonly mismatched: readonly Slot[];
+      readonly mismatched: readonly S[];
     };
 
 /**
@@ -17,16 +27,16 @@ export type Choice =
  * fewest tokens beyond it, then the newest. Without a prompt the newest that is long enough. Entries of another compat
  * group, and in a verified take those without a chain, count as not there. Changes nothing.
  */
-export function chooseSlot(
-  live: readonly Slot[],
+export function chooseSlot<S extends Candidate>(
+  live: readonly S[],
   call: Pick<TakeCall, 'prove' | 'minTokens' | 'compatGroup'>,
   newestDead: { readonly seq: number; readonly reason: MissReason } | undefined,
-): Choice {
-  const mismatched: Slot[] = [];
-  let best: { slot: Slot; matched: number } | undefined;
+): Choice<S> {
+  const mismatched: S[] = [];
+  let best: { slot: S; matched: number } | undefined;
   let bestMismatch = 0;
   let newest = newestDead;
-  const note = (slot: Slot, reason: MissReason): void => {
+  const note = (slot: S, reason: MissReason): void => {
     if (newest === undefined || slot.seq > newest.seq) newest = { seq: slot.seq, reason };
   };
   for (const slot of live.toReversed()) {
@@ -64,15 +74,15 @@ export function chooseSlot(
   return { kind: 'miss', reason, matchedTokens: 0, mismatched };
 }
 
-function isReadableBy(slot: Slot, compatGroup: string): boolean {
+function isReadableBy(slot: Candidate, compatGroup: string): boolean {
   const own = slot.about.owner.compatGroup;
   return compatGroup === '' || own === '' || own === compatGroup;
 }
 
-function provableTokens(slot: Slot, verified: boolean): number {
+function provableTokens(slot: Candidate, verified: boolean): number {
   return verified ? Math.min(slot.about.storedTokens, slot.chainTokens) : slot.about.storedTokens;
 }
 
-function isTighter(slot: Slot, than: Slot): boolean {
+function isTighter(slot: Candidate, than: Candidate): boolean {
   return slot.about.storedTokens < than.about.storedTokens;
 }

@@ -3,7 +3,17 @@ import { setImmediate } from 'node:timers/promises';
 import { MissReason } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import { BatonError } from '../core/errors.ts';
 import { Lifecycle, type MemoryBounds } from './memory-life.ts';
-import { type Claim, isLive, keyIdOf, type Slot, type Snapshot, sizeOf, snapshotOf, viewAt } from './memory-slots.ts';
+import {
+  type Claim,
+  isLive,
+  keyIdOf,
+  passesFilter,
+  type Slot,
+  type Snapshot,
+  sizeOf,
+  snapshotOf,
+  viewAt,
+} from './memory-slots.ts';
 import { chooseSlot } from './memory-take.ts';
 import {
   claimNotFound,
@@ -11,6 +21,7 @@ import {
   entryClaimed,
   entryExists,
   limitExceeded,
+  pageTokenInvalid,
   quotaExceeded,
   revisionMismatch,
 } from './refusals.ts';
@@ -180,7 +191,7 @@ export class MemoryStore implements KvStore {
         return { entries, next: last, revision: this.#life.revision };
       looked += 1;
       last = slot.id;
-      if (!passes(slot, call.filter) || this.#life.alive(slot, now) === undefined) continue;
+      if (!passesFilter(slot.about, call.filter) || this.#life.alive(slot, now) === undefined) continue;
       entries.push(viewAt(snapshotOf(slot), now));
     }
     return { entries, next: undefined, revision: this.#life.revision };
@@ -418,7 +429,7 @@ export class MemoryStore implements KvStore {
     for (const slot of this.#life.table.members(filter.instanceId)) {
       looked += 1;
       if (looked % SLICE === 0) await setImmediate();
-      if (!passes(slot, filter) || this.#life.alive(slot, now) === undefined) continue;
+      if (!passesFilter(slot.about, filter) || this.#life.alive(slot, now) === undefined) continue;
       const { instanceId } = slot.about.owner;
       const owner = owners.get(instanceId) ?? { entries: 0, pinnedBlocks: 0 };
       owners.set(instanceId, owner);
@@ -438,7 +449,7 @@ export class MemoryStore implements KvStore {
     const prefix = `e-${this.runId}-`;
     const digits = entryId.slice(prefix.length);
     if (!entryId.startsWith(prefix) || !/^[0-9a-z]{9,10}$/.test(digits)) {
-      throw new BatonError({ reason: 'PAGE_TOKEN_INVALID', message: 'not a page token of this run of the store' });
+      throw pageTokenInvalid();
     }
     return Number.parseInt(digits, 36);
   }
@@ -452,13 +463,6 @@ function takenAt(answer: TakenAnswer, now: number): Taken {
     handle: answer.handle,
     matchedTokens: answer.matchedTokens,
   };
-}
-
-function passes(slot: Slot, filter: StoreFilter): boolean {
-  const { key, owner } = slot.about;
-  if (filter.tenant !== undefined && key.tenant !== filter.tenant) return false;
-  if (filter.instanceId !== undefined && owner.instanceId !== filter.instanceId) return false;
-  return filter.conversationId === undefined || key.conversationId === filter.conversationId;
 }
 
 function slotAt(live: readonly Slot[], wanted: AtRevision): Slot {

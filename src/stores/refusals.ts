@@ -62,3 +62,22 @@ export function quotaExceeded(quota: string, max: number): BatonError {
     metadata: { quota, max: String(max) },
   });
 }
+
+/** The key of a call came with another request before. */
+export function idempotencyKeyReused(key: string): BatonError {
+  return new BatonError({
+    reason: 'IDEMPOTENCY_KEY_REUSED',
+    message: 'the idempotency key came with another request before',
+    metadata: { idempotency_key: key },
+  });
+}
+
+/** The server behind the store does not answer, or not in time. */
+export function storeUnavailable(message: string, cause?: unknown): BatonError {
+  return new BatonError({ reason: 'STORE_UNAVAILABLE', message }, { cause });
+}
+
+/** The page token is not one of this run. */
+export function pageTokenInvalid(): BatonError {
+  return new BatonError({ reason: 'PAGE_TOKEN_INVALID', message: 'not a page token of this run of the store' });
+}

@@ -1,6 +1,6 @@
-import { BatonError } from '../core/errors.ts';
 import { AgingMap, type AgingMapOptions } from './aging-map.ts';
 import { joinUnambiguously } from './memory-slots.ts';
+import { idempotencyKeyReused } from './refusals.ts';
 import type { CallId } from './store.ts';
 
 interface Answer<T> {
@@ -24,11 +24,7 @@ export class ReplayWindow<T> {
     const answer = this.#answers.get(joinUnambiguously([id.scope, id.key]), now);
     if (answer === undefined) return undefined;
     if (!isSame(answer.fingerprint, id.fingerprint)) {
-      throw new BatonError({
-        reason: 'IDEMPOTENCY_KEY_REUSED',
-        message: 'the idempotency key came with another request before',
-        metadata: { idempotency_key: id.key },
-      });
+      throw idempotencyKeyReused(id.key);
     }
     return answer.value;
   }

@@ -228,8 +228,30 @@ export interface StoreOptions {
   readonly runId?: string;
   /** The memory backend's file over a restart; absent: nothing is kept. */
   readonly snapshotFile?: string;
+  /** How the valkey backend reaches its server; it needs them. */
+  readonly valkey?: ValkeySettings;
   /** Hears what an operator should know, such as a server that went away; must not throw. */
   readonly onNotice?: (notice: StoreNotice) => void;
+}
+
+/** How the server of the valkey backend is reached. */
+export interface ValkeySettings {
+  /** `redis://`, `rediss://`, `valkey://` or `valkeys://`, with user and password if it wants them; never shown. */
+  readonly url: string;
+  /** File that holds the password. */
+  readonly passwordFile?: string;
+  /** Whether the server is a node of a cluster. */
+  readonly cluster: boolean;
+  /** `host:port` of sentinels, which tell where the primary is; the host of the URL is then not used. */
+  readonly sentinels: readonly string[];
+  /** Name of the primary at the sentinels. */
+  readonly sentinelName: string;
+  /** What all names at the server begin with: stores with equal prefixes are one store. */
+  readonly prefix: string;
+  /** File with the certificates that a TLS server is checked by. Default those of Node. */
+  readonly caFile?: string;
+  /** Stands for the server's clock in tests, milliseconds. Default the server's own. */
+  readonly clock?: () => number;
 }
 
 /** Something an operator should know; `fields` hold ids and counts, never keys or handles. */

@@ -1,0 +1,92 @@
+import { MissReason } from '../../../gen/baton/v1/kv_cache_store_pb.ts';
+import type { PackedChain } from '../../core/chain.ts';
+import type { Candidate } from '../memory-take.ts';
+import type { EntryView, Taken } from '../store.ts';
+import { decodeChain, decodeFacts, type Facts } from './codec.ts';
+import type { Reply } from './reply.ts';
+
+/** One entry as the scripts tell it, in the order of `view` in the prelude. */
+export interface Row {
+  readonly entryId: string;
+  readonly revision: bigint;
+  readonly storedAt: number;
+  readonly expiresAt: number;
+  readonly claimed: boolean;
+  readonly state: string;
+  readonly seq: number;
+  readonly bytes: number;
+  readonly facts: Facts;
+}
+
+const REASONS = new Map<number, MissReason>(
+  Object.values(MissReason).flatMap((value) => (typeof value === 'number' ? [[value, value]] : [])),
+);
+
+/** The reason with this number. */
+export function reasonOf(number: number): MissReason {
+  return REASONS.get(number) ?? MissReason.UNSPECIFIED;
+}
+
+/** Reads a row. */
+export function rowOf(reply: Reply): Row {
+  return {
+    entryId: reply.text(0),
+    revision: BigInt(reply.text(1)),
+    storedAt: reply.number(2),
+    expiresAt: reply.number(3),
+    claimed: reply.number(4) === 1,
+    state: reply.text(5),
+    seq: reply.number(6),
+    bytes: reply.number(7),
+    facts: decodeFacts(reply.bytes(8)),
+  };
+}
+
+/** The entry of a row at the time of the answer. */
+export function viewOf(
+  row: Pick<Row, 'entryId' | 'revision' | 'storedAt' | 'expiresAt' | 'claimed' | 'facts'>,
+  now: number,
+): EntryView {
+  return {
+    ...row.facts,
+    entryId: row.entryId,
+    claimed: row.claimed,
+    revision: row.revision,
+    remainingMs: Math.max(0, row.expiresAt - now),
+    ageMs: Math.max(0, now - row.storedAt),
+  };
+}
+
+/** A live entry for the choice of a take; its chain is read only if it is compared. */
+export interface LiveRow extends Candidate {
+  readonly row: Row;
+}
+
+/** Reads a live entry, which ends with its chain if that was asked for. */
+export function liveRowOf(reply: Reply): LiveRow {
+  const row = rowOf(reply);
+  const bytes = reply.length > 9 ? reply.bytes(9) : undefined;
+  return {
+    row,
+    seq: row.seq,
+    state: row.state === 'i' ? 'idle' : 'claimed',
+    about: row.facts,
+    hasChain: row.facts.hasChain,
+    chainTokens: row.facts.chainTokens,
+    get chain(): PackedChain | undefined {
+      return bytes === undefined || bytes.length === 0 ? undefined : decodeChain(bytes);
+    },
+  };
+}
+
+/** Reads a claim as `told` in the prelude tells it. */
+export function takenOf(reply: Reply, now: number): Taken {
+  const row = reply.list(3);
+  return {
+    claimId: reply.text(0),
+    claimRemainingMs: Math.max(0, reply.number(1) - now),
+    matchedTokens: reply.number(2),
+    entry: viewOf(rowOf(row), now),
+    handle: row.bytes(9),
+  };
+}

@@ -1,0 +1,44 @@
+import { BatonError } from '../../core/errors.ts';
+
+/** Oldest versions that know what the scripts use. */
+const OLDEST: Readonly<Record<string, string>> = { Redis: '7.0', Valkey: '7.2' };
+
+/** Looks whether a server can be used, and what about it an operator should change. */
+export async function checkServer(client: {
+  readonly info: (section: string) => Promise<string>;
+  readonly config: (verb: 'GET', parameter: string) => Promise<unknown>;
+}): Promise<{ readonly refusal?: BatonError; readonly warnings: readonly string[] }> {
+  const info = await client.info('server');
+  const valkey = /valkey_version:([\w.]+)/.exec(info)?.[1];
+  const name = valkey === undefined ? 'Redis' : 'Valkey';
+  const version = valkey ?? /redis_version:([\w.]+)/.exec(info)?.[1] ?? '';
+  if (!isAtLeast(version, OLDEST[name] ?? '')) {
+    const message = `the store's server is ${name} ${version}; it needs Redis ${OLDEST['Redis']} or Valkey ${OLDEST['Valkey']}, or newer`;
+    return { refusal: new BatonError({ reason: 'STORE_UNAVAILABLE', message }), warnings: [] };
+  }
+  const policy = await evictionPolicy(client);
+  if (policy === undefined || policy === 'noeviction') return { warnings: [] };
+  return {
+    warnings: [
+      `the valkey server evicts keys (maxmemory-policy ${policy}): entries and answers go early; set it to noeviction`,
+    ],
+  };
+}
+
+/** Undefined where CONFIG is forbidden, as hosted servers do. */
+async function evictionPolicy(client: {
+  readonly config: (verb: 'GET', parameter: string) => Promise<unknown>;
+}): Promise<string | undefined> {
+  try {
+    const reply = await client.config('GET', 'maxmemory-policy');
+    return Array.isArray(reply) ? String(reply[1]) : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
+function isAtLeast(version: string, oldest: string): boolean {
+  const [major = 0, minor = 0] = version.split('.').map(Number);
+  const [leastMajor = 0, leastMinor = 0] = oldest.split('.').map(Number);
+  return major > leastMajor || (major === leastMajor && minor >= leastMinor);
+}

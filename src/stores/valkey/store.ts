@@ -1,0 +1,427 @@
+import { readFile } from 'node:fs/promises';
+import { MissReason } from '../../../gen/baton/v1/kv_cache_store_pb.ts';
+import { BatonError } from '../../core/errors.ts';
+import { MEMORY_BOUNDS } from '../memory.ts';
+import { passesFilter, sizeOf } from '../memory-slots.ts';
+import { chooseSlot } from '../memory-take.ts';
+import {
+  claimNotFound,
+  claimSpent,
+  entryClaimed,
+  entryExists,
+  idempotencyKeyReused,
+  limitExceeded,
+  pageTokenInvalid,
+  quotaExceeded,
+  revisionMismatch,
+  storeUnavailable,
+} from '../refusals.ts';
+import type {
+  AtRevision,
+  CallId,
+  ChangeListener,
+  ClaimGuard,
+  DeleteCall,
+  EntryView,
+  GetResult,
+  GetSelector,
+  InvalidateCall,
+  KvStore,
+  ListCall,
+  ListPage,
+  PutCall,
+  PutResult,
+  ReleasableListener,
+  ReleaseCall,
+  StoreFilter,
+  StoreOptions,
+  StoreStats,
+  TakeCall,
+  Taken,
+  TakeResult,
+} from '../store.ts';
+import { Changes } from './changes.ts';
+import { encodeChain, encodeFacts, keyName, replayName } from './codec.ts';
+import { Link } from './link.ts';
+import type { Reply } from './reply.ts';
+import { type LiveRow, liveRowOf, reasonOf, rowOf, takenOf, viewOf } from './rows.ts';
+import type { ScriptName } from './scripts.ts';
+import { readCounts, readOwners } from './stats.ts';
+
+/** Looks after which a take gives up against others who take from the same key. */
+const MAX_LOOKS = 16;
+/** Entries that one step looks at. */
+const PAGE = 500;
+const NO_BYTES = Buffer.alloc(0);
+
+/** Opens the store on a Redis or Valkey server; one that is away is waited for in the background. */
+export async function openValkey(options: StoreOptions, bounds = MEMORY_BOUNDS): Promise<ValkeyStore> {
+  const { valkey: settings } = options;
+  if (settings === undefined) throw new BatonError({ reason: 'INVALID_ARGUMENT', message: 'store.valkey is not set' });
+  const [password, ca] = await Promise.all([readOptional(settings.passwordFile), readOptional(settings.caFile)]);
+  const link = new Link({
+    settings,
+    password: password?.trimEnd(),
+    ca,
+    queueEntries: bounds.queueEntries,
+    queueBytes: bounds.queueBytes,
+    onNotice: options.onNotice ?? (() => {}),
+  });
+  await link.open();
+  if (link.refusal !== undefined) {
+    link.close();
+    throw link.refusal;
+  }
+  return new ValkeyStore(options, link);
+}
+
+async function readOptional(file: string | undefined): Promise<string | undefined> {
+  return file === undefined ? undefined : readFile(file, 'utf8');
+}
+
+/** The store on a server that several store processes share. Each step is one script; see prelude.ts for the data. */
+export class ValkeyStore implements KvStore {
+  readonly #link: Link;
+  readonly #options: StoreOptions;
+  readonly #changes: Changes;
+
+  constructor(options: StoreOptions, link: Link) {
+    this.#options = options;
+    this.#link = link;
+    this.#changes = new Changes(link);
+    this.#changes.start();
+  }
+
+  get runId(): string {
+    return this.#link.run;
+  }
+
+  async put(call: PutCall): Promise<PutResult> {
+    const { entry, precondition } = call;
+    const { limits } = this.#options;
+    const bytes = sizeOf(entry);
+    if (bytes > limits.entryBytes) throw limitExceeded('entry_bytes', limits.entryBytes);
+    const { key, owner, chain } = entry;
+    const facts = encodeFacts(entry);
+    const perKey = call.derivedKey
+      ? [limits.entriesPerDerivedKey, 'entries_per_derived_key']
+      : [limits.entriesPerKey, 'entries_per_key'];
+    const reply = await this.#change('put', replayName('put', call.id), [
+      Buffer.from(call.id.fingerprint),
+      keyName(key),
+      key.tenant,
+      owner.instanceId,
+      bytes,
+      entry.blocks,
+      entry.handle.byteLength,
+      Math.ceil(entry.ttlMs),
+      ...perKey,
+      limits.totalBytes,
+      limits.tenantEntries,
+      limits.tenantBytes,
+      ...preconditionArguments(precondition),
+      facts,
+      bufferOf(entry.handle),
+      chain === undefined ? NO_BYTES : encodeChain(chain),
+    ]);
+    const refusal = putRefusal(reply, call);
+    if (refusal !== undefined) throw refusal;
+    const [entryId = '', revision = '0', storedAt, expiresAt, displaced = ''] = reply.text(3).split('|');
+    const { handle: _handle, chain: _chain, ttlMs: _ttl, ...about } = entry;
+    const row = {
+      entryId,
+      revision: BigInt(revision),
+      storedAt: Number(storedAt),
+      expiresAt: Number(expiresAt),
+      claimed: false,
+      facts: { ...about, chainTokens: chain?.tokenCount ?? 0, hasChain: chain !== undefined },
+    };
+    return { entry: viewOf(row, reply.number(1)), displaced: displaced === '' ? [] : displaced.split(',') };
+  }
+
+  async take(call: TakeCall): Promise<TakeResult> {
+    const replay = replayName('take', call.id);
+    const fingerprint = Buffer.from(call.id.fingerprint);
+    const key = keyName(call.key);
+    for (let look = 0; look < MAX_LOOKS; look++) {
+      const looked = await this.#change('look', replay, [
+        fingerprint,
+        key,
+        call.prove === undefined ? 0 : 1,
+        this.#link.earlier.join(','),
+      ]);
+      const before = takeAnswer(looked, call.id);
+      if (before !== undefined) return before;
+      const chosen = this.#choose(call, looked);
+      const claimed = await this.#change('claim', replay, [
+        fingerprint,
+        call.key.tenant,
+        Math.ceil(call.deadlineMs),
+        ...chosen,
+      ]);
+      const answer = takeAnswer(claimed, call.id);
+      if (answer !== undefined) return answer;
+    }
+    throw storeUnavailable('too many others take from this key');
+  }
+
+  /** Arguments of the claim: what to give, or why nothing and what goes. */
+  #choose(call: TakeCall, looked: Reply): readonly (string | number)[] {
+    const live = looked.list(3).lists().map(liveRowOf);
+    const candidates = call.precondition === undefined ? live : [rowAt(live, call.precondition)];
+    const why = looked.list(4);
+    const dead = why.length === 0 ? undefined : { seq: why.number(0), reason: reasonOf(why.number(1)) };
+    const choice = chooseSlot(candidates, call, dead);
+    if (choice.kind === 'given') {
+      const { row } = choice.slot;
+      return [row.entryId, String(row.revision), choice.matchedTokens, 0];
+    }
+    const leaving = choice.mismatched.flatMap(({ row }) => [row.entryId, String(row.revision)]);
+    return ['', '', choice.matchedTokens, choice.reason, ...leaving];
+  }
+
+  async commit(claimId: string, mayEnd: ClaimGuard): Promise<void> {
+    await this.#finish(claimId, 'commit', mayEnd);
+  }
+
+  async release(claimId: string, mayEnd: ClaimGuard): Promise<EntryView | undefined> {
+    const reply = await this.#finish(claimId, 'release', mayEnd);
+    if (reply.text(0) === 'spent') throw claimSpent(claimId);
+    return reply.length > 3 ? viewOf(rowOf(reply.list(3)), reply.number(1)) : undefined;
+  }
+
+  async #finish(claimId: string, how: 'commit' | 'release', mayEnd: ClaimGuard): Promise<Reply> {
+    // Whose a claim is never changes, so nothing can come between the two steps.
+    const who = await this.#change('finish', undefined, [claimId, 'who']);
+    if (who.text(0) === 'none') throw claimNotFound(claimId);
+    if (!mayEnd({ tenant: who.text(3), forRelease: who.text(4) === '1' })) throw claimNotFound(claimId);
+    const reply = await this.#change('finish', undefined, [claimId, how]);
+    if (reply.text(0) === 'none') throw claimNotFound(claimId);
+    return reply;
+  }
+
+  async takeForRelease(call: ReleaseCall): Promise<readonly Taken[]> {
+    const reply = await this.#change('free', replayName('free', call.id), [
+      Buffer.from(call.id.fingerprint),
+      call.instanceId,
+      call.max,
+      call.queuedOnly ? 1 : 0,
+      Math.ceil(call.deadlineMs),
+    ]);
+    if (reply.text(0) === 'reused') throw idempotencyKeyReused(call.id.key);
+    const now = reply.number(1);
+    return reply
+      .list(3)
+      .lists()
+      .map((claim) => takenOf(claim, now));
+  }
+
+  async get(selector: GetSelector): Promise<GetResult> {
+    const earlier = this.#link.earlier.join(',');
+    const reply =
+      selector.kind === 'key'
+        ? await this.#change('key', undefined, [keyName(selector.key), earlier])
+        : await this.#change('entry', undefined, [selector.entryId, ...optional(selector.tenant), earlier]);
+    const now = reply.number(1);
+    const rows = reply.list(3).lists().map(rowOf);
+    if (rows.length > 0) return { entries: rows.toReversed().map((row) => viewOf(row, now)), miss: undefined };
+    const why = reply.list(4);
+    return { entries: [], miss: why.length === 0 ? MissReason.NEVER_STORED : reasonOf(why.number(1)) };
+  }
+
+  async list(call: ListCall): Promise<ListPage> {
+    const entries: EntryView[] = [];
+    let after = call.after === undefined ? 0 : this.#seqOf(call.after);
+    const limit = Math.max(call.size, PAGE);
+    const reply = await this.#change('list', undefined, [after, limit]);
+    const now = reply.number(1);
+    const revision = BigInt(reply.text(3));
+    let last: string | undefined;
+    for (const item of reply.list(5).lists()) {
+      if (entries.length === call.size) return { entries, next: last, revision };
+      last = item.text(0);
+      after = item.number(6);
+      if (!isLiveState(item.text(5))) continue;
+      const row = rowOf(item);
+      if (passesFilter(row.facts, call.filter)) entries.push(viewOf(row, now));
+    }
+    return { entries, next: reply.number(4) < limit ? undefined : last, revision };
+  }
+
+  async delete(call: DeleteCall): Promise<boolean> {
+    const reply = await this.#change('delete', replayName('delete', call.id), [
+      Buffer.from(call.id.fingerprint),
+      call.entryId,
+      ...optional(call.tenant),
+      ...optional(call.revision?.toString()),
+    ]);
+    const kind = reply.text(0);
+    if (kind === 'reused') throw idempotencyKeyReused(call.id.key);
+    if (kind === 'revision') throw revisionMismatch(call.entryId, BigInt(reply.text(3)));
+    if (kind === 'claimed') throw entryClaimed(call.entryId);
+    return reply.number(3) === 1;
+  }
+
+  async invalidateOwner(
+    call: InvalidateCall,
+  ): Promise<{ readonly droppedEntries: number; readonly droppedClaims: number }> {
+    const replay = replayName('invalidate', call.id);
+    const fingerprint = Buffer.from(call.id.fingerprint);
+    let [after, droppedEntries, droppedClaims] = [0, 0, 0];
+    for (;;) {
+      const page = await this.#change('members', replay, [fingerprint, call.instanceId, after, PAGE]);
+      if (page.text(0) !== 'members') return droppedAnswer(page, call.id);
+      const rows = page.list(3).lists().map(rowOf);
+      const leaving = rows.filter(({ facts }) => !call.keep(facts.owner.life)).map(({ entryId }) => entryId);
+      if (leaving.length > 0) {
+        const dropped = await this.#change('drop', undefined, leaving);
+        droppedEntries += dropped.number(3);
+        droppedClaims += dropped.number(4);
+      }
+      after = rows.at(-1)?.seq ?? after;
+      if (rows.length < PAGE) break;
+    }
+    const reply = await this.#change('record', replay, [fingerprint, `${droppedEntries}|${droppedClaims}`]);
+    return droppedAnswer(reply, call.id);
+  }
+
+  async stats(filter: StoreFilter): Promise<StoreStats> {
+    let reply: Reply;
+    // What is due is cleared away first, but not for ever.
+    let rounds = 0;
+    do reply = await this.#change('stats', undefined, optional(filter.tenant));
+    while (reply.number(9) === 1 && ++rounds < 16);
+    const counted = readCounts(reply.list(3).pairs());
+    if (filter.tenant === undefined && filter.instanceId === undefined && filter.conversationId === undefined) {
+      const [claims, releaseQueue] = [reply.number(4), reply.number(5)];
+      return { ...counted, claims, releaseQueue, owners: readOwners(reply.list(6), reply.list(7), reply.list(8)) };
+    }
+    return { ...counted, ...(await this.#countRows(filter)) };
+  }
+
+  async #countRows(
+    filter: StoreFilter,
+  ): Promise<Pick<StoreStats, 'entries' | 'claims' | 'bytes' | 'releaseQueue' | 'owners'>> {
+    const owners = new Map<string, { entries: number; pinnedBlocks: number }>();
+    let [after, entries, claims, bytes, releaseQueue] = [0, 0, 0, 0, 0];
+    for (let more = true; more; ) {
+      const reply = await this.#change('list', undefined, [after, PAGE]);
+      more = reply.number(4) === PAGE;
+      for (const item of reply.list(5).lists()) {
+        after = item.number(6);
+        if (item.text(5) === 'x') continue;
+        const row = rowOf(item);
+        if (!passesFilter(row.facts, filter)) continue;
+        const { instanceId } = row.facts.owner;
+        const owner = owners.get(instanceId) ?? { entries: 0, pinnedBlocks: 0 };
+        owners.set(instanceId, owner);
+        owner.pinnedBlocks += row.facts.blocks;
+        if (row.claimed) claims += 1;
+        if (row.state === 'q') releaseQueue += 1;
+        if (!isLiveState(row.state)) continue;
+        entries += 1;
+        bytes += row.bytes;
+        owner.entries += 1;
+      }
+    }
+    const list = [...owners].map(([instanceId, counts]) => ({ instanceId, ...counts }));
+    return { entries, claims, bytes, releaseQueue, owners: list };
+  }
+
+  readonly onChange = (listener: ChangeListener): (() => void) => this.#changes.onChange(listener);
+
+  readonly onReleasable = (listener: ReleasableListener): (() => void) => this.#changes.onReleasable(listener);
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    this.#changes.close();
+    this.#link.close();
+  }
+
+  /** One step, and what listeners here should hear of it before its caller does. */
+  async #change(
+    name: ScriptName,
+    replay: string | undefined,
+    args: readonly (string | number | Buffer)[],
+  ): Promise<Reply> {
+    const reply = await this.#link.step(name, args, replay);
+    this.#changes.grew(reply.list(2));
+    if (this.#changes.isWatched) await this.#changes.pull();
+    return reply;
+  }
+
+  #seqOf(entryId: string): number {
+    const digits = new RegExp(`^e-${this.#link.run}-([0-9a-f]{12})$`).exec(entryId)?.[1];
+    if (digits === undefined) throw pageTokenInvalid();
+    return Number.parseInt(digits, 16);
+  }
+}
+
+function isLiveState(state: string): boolean {
+  return state === 'i' || state === 'c';
+}
+
+function bufferOf(bytes: Uint8Array): Buffer {
+  return Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+}
+
+function optional(text: string | undefined): readonly [string, string] {
+  return text === undefined ? ['', ''] : ['1', text];
+}
+
+function preconditionArguments(precondition: PutCall['precondition']): readonly string[] {
+  if (precondition === undefined) return ['', '', ''];
+  if (precondition === 'absent') return ['absent', '', ''];
+  return ['revision', precondition.entryId, String(precondition.revision)];
+}
+
+function putRefusal(reply: Reply, { id, precondition }: PutCall): BatonError | undefined {
+  switch (reply.text(0)) {
+    case 'put':
+      return undefined;
+    case 'reused':
+      return idempotencyKeyReused(id.key);
+    case 'exists':
+      return entryExists(reply.text(3));
+    case 'revision': {
+      const entryId = typeof precondition === 'object' ? precondition.entryId : '';
+      return revisionMismatch(entryId, reply.text(3) === '' ? undefined : BigInt(reply.text(3)));
+    }
+    case 'quota':
+      return quotaExceeded(reply.text(3), reply.number(4));
+    default:
+      return limitExceeded(reply.text(3), reply.number(4));
+  }
+}
+
+/** What a step of a take answers for good; undefined where the take goes on. */
+function takeAnswer(reply: Reply, id: CallId): TakeResult | undefined {
+  switch (reply.text(0)) {
+    case 'reused':
+      throw idempotencyKeyReused(id.key);
+    case 'taken':
+      return { kind: 'taken', taken: takenOf(reply.list(3), reply.number(1)) };
+    case 'miss': {
+      const [reason, matched] = reply.text(3).slice(1).split('|');
+      return { kind: 'miss', reason: reasonOf(Number(reason)), matchedTokens: Number(matched) };
+    }
+    case 'gone':
+      // Once the claim was put back the handle is somebody else's to take.
+      return { kind: 'miss', reason: MissReason.TAKEN, matchedTokens: 0 };
+    default:
+      return undefined;
+  }
+}
+
+function rowAt(live: readonly LiveRow[], wanted: AtRevision): LiveRow {
+  const found = live.find(({ row }) => row.entryId === wanted.entryId);
+  if (found === undefined || found.state !== 'idle' || found.row.revision !== wanted.revision) {
+    throw revisionMismatch(wanted.entryId, found?.row.revision);
+  }
+  return found;
+}
+
+function droppedAnswer(reply: Reply, id: CallId): { readonly droppedEntries: number; readonly droppedClaims: number } {
+  if (reply.text(0) === 'reused') throw idempotencyKeyReused(id.key);
+  const [entries, claims] = reply.text(3).split('|');
+  return { droppedEntries: Number(entries), droppedClaims: Number(claims) };
+}
