@@ -10,6 +10,7 @@ import {
   type InstanceConfig,
   ROLE_NAMES,
   type RoleName,
+  type ValkeyConfig,
 } from './schema.ts';
 import { type ListenPort, parseHeaderName, parseSecret, unknownName } from './values.ts';
 
@@ -81,6 +82,7 @@ export function buildConfig(input: BuildInput): Built {
       maxBytes: file.store.max_bytes,
       tenantEntries: file.store.tenant_entries,
       tenantBytes: file.store.tenant_bytes,
+      ...readValkey(input, sink),
     },
     kvConnector,
     policy: {
@@ -361,6 +363,29 @@ interface Listener {
   readonly name: 'facade' | 'rpc' | 'admin';
   readonly host: string;
   readonly port: ListenPort;
+}
+
+/** The server of the valkey backend, which has none of its own. */
+function readValkey(input: BuildInput, sink: Sink): { readonly valkey?: ValkeyConfig } {
+  const { backend, valkey } = input.file.store;
+  if (backend.toLowerCase() !== 'valkey') return {};
+  const url = valkey.url ?? (valkey.sentinels === undefined ? undefined : 'valkey://sentinels');
+  if (url === undefined) {
+    const where = input.locate(['store', 'backend']);
+    sink.problems.push({ where, message: '"valkey" needs a server: give --valkey-url or store.valkey.url' });
+    return {};
+  }
+  return {
+    valkey: {
+      url,
+      cluster: valkey.cluster,
+      sentinels: valkey.sentinels ?? [],
+      sentinelName: valkey.sentinel_name,
+      prefix: valkey.prefix,
+      ...(valkey.password_file === undefined ? {} : { passwordFile: valkey.password_file }),
+      ...(valkey.ca === undefined ? {} : { caFile: valkey.ca }),
+    },
+  };
 }
 
 function checkListeners(config: Config, input: BuildInput, sink: Sink): void {

@@ -245,6 +245,14 @@ export const FLAGS: readonly FlagSpec[] = [
     about: 'where the KV cache store keeps entries: memory, valkey (memory)',
   },
   {
+    name: 'valkey-url',
+    kind: 'value',
+    value: 'url',
+    paths: [['store', 'valkey', 'url']],
+    group: PROCESS,
+    about: 'server of the valkey store (none)',
+  },
+  {
     name: 'store-snapshot',
     kind: 'value',
     value: 'file',

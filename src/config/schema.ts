@@ -2,6 +2,7 @@ import { z } from 'zod';
 import { type FieldDoc, field, optional, reader, section } from './fields.ts';
 import { parsePeerUrl, parseServerUrl } from './instance-url.ts';
 import { type InstanceLmcache, instanceLmcacheKeys, type LmcacheConfig, lmcacheKeys } from './lmcache.ts';
+import { parseHostPort, parsePrefix, parseValkeyUrl } from './valkey.ts';
 import {
   bad,
   choiceParser,
@@ -134,6 +135,21 @@ export interface StoreConfig {
   readonly maxBytes: number;
   readonly tenantEntries: number;
   readonly tenantBytes: number;
+  /** Present with the backend `valkey`. */
+  readonly valkey?: ValkeyConfig;
+}
+
+/** The server of the `valkey` backend. */
+export interface ValkeyConfig {
+  /** Holds user and password where the server wants them; never logged. */
+  readonly url: string;
+  readonly passwordFile?: string;
+  readonly cluster: boolean;
+  /** `host:port` each. */
+  readonly sentinels: readonly string[];
+  readonly sentinelName: string;
+  readonly prefix: string;
+  readonly caFile?: string;
 }
 
 /** Time limits in milliseconds; 0 turns one off. */
@@ -225,6 +241,28 @@ const policyPair = z.strictObject({
 
 const MAX_COUNT = 1_000_000_000;
 
+const valkeyKeys = {
+  url: optional(
+    parseValkeyUrl,
+    'none',
+    'Server of the `valkey` backend: `valkey://` or `redis://`, with TLS `valkeys://` or `rediss://`, then `[user:password@]host[:port][/db]`.',
+  ),
+  password_file: optional(parseText, 'none', 'File with the password, instead of one in the URL.'),
+  cluster: field(parseBoolean, false, 'Whether the server is a node of a cluster.'),
+  sentinels: optional(
+    listParser(parseHostPort),
+    'none',
+    'Sentinels as `host:port`; they tell where the primary is, instead of the host in the URL.',
+  ),
+  sentinel_name: field(parseText, 'mymaster', 'Name of the primary at the sentinels.'),
+  prefix: field(
+    parsePrefix,
+    'baton',
+    'What all names at the server begin with; processes with equal prefixes share one store.',
+  ),
+  ca: optional(parseText, 'those of Node', 'File with the certificates that a TLS server is checked by.'),
+};
+
 /** The whole of `baton.yaml`; flags and variables are laid over it before it is checked. */
 export const fileSchema = z.strictObject({
   roles: field(parseRoles, ROLE_NAMES, 'Services that run in this process.'),
@@ -302,6 +340,7 @@ export const fileSchema = z.strictObject({
     max_bytes: field(parseSize, '1GiB', 'Bytes of all entries; over it the entry next to expire is evicted.'),
     tenant_entries: field(countParser(1, MAX_COUNT), 10_000, 'Live entries of one tenant.'),
     tenant_bytes: field(parseSize, '256MiB', 'Bytes of the entries of one tenant.'),
+    valkey: section(valkeyKeys),
   }),
   kv_connector: field(parseText, 'nixl', "KV connector of the engines, in baton's or in vLLM's spelling."),
   policy: z.preprocess((raw) => (typeof raw === 'string' ? { prefill: raw, decode: raw } : (raw ?? {})), policyPair),

@@ -1,5 +1,6 @@
+import { create } from '@bufbuild/protobuf';
 import type { Client } from '@connectrpc/connect';
-import { KVCacheStore } from '../../gen/baton/v1/kv_cache_store_pb.ts';
+import { GetStatsResponseSchema, KVCacheStore } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import type { Config } from '../config/schema.ts';
 import type { Logger } from '../obs/log.ts';
 import type { Metrics } from '../obs/metrics.ts';
@@ -8,7 +9,7 @@ import { CALLER } from '../rpc/caller.ts';
 import { createDirectClient } from '../rpc/direct-client.ts';
 import { EVERYTHING, KvCacheStoreService, type StoreCallContext } from '../services/kv-cache-store.ts';
 import { STORES } from '../stores/index.ts';
-import { type OpenStore, STORE_LIMITS, type StoreLimits } from '../stores/store.ts';
+import { type KvStore, type OpenStore, STORE_LIMITS, type StoreLimits, type StoreOptions } from '../stores/store.ts';
 import { StartError } from './listen.ts';
 
 /** The store of this process: the service for the RPC port, and the client of the router beside it. */
@@ -37,10 +38,11 @@ export async function openStore(
     tenantBytes: config.tenantBytes,
   };
   const store = stack.use(
-    await open({
+    await openOrExplain(open, {
       now: () => performance.now(),
       limits,
       ...(config.snapshotFile === undefined ? {} : { snapshotFile: config.snapshotFile }),
+      ...(config.valkey === undefined ? {} : { valkey: config.valkey }),
       onNotice: ({ level, message, fields }) => log[level]({ ...fields }, message),
     }),
   );
@@ -49,8 +51,10 @@ export async function openStore(
     protocolName === 'direct' ? EVERYTHING : values.get(CALLER);
   const service = stack.use(new KvCacheStoreService({ store, limits, callerOf }));
   const client = createDirectClient(KVCacheStore, service, onFault);
+  // Nothing is counted while the server behind the store is away; who looks at the counts is not refused for that.
+  const readStats = () => client.getStats({}).catch(() => create(GetStatsResponseSchema));
   metrics.watchStore(async () => {
-    const stats = await client.getStats({});
+    const stats = await readStats();
     return {
       entries: stats.entries,
       releaseQueue: stats.releaseQueue,
@@ -62,10 +66,21 @@ export async function openStore(
   });
   let expiredBefore = 0n;
   const health = async () => {
-    const { entries, expirations } = await client.getStats({});
-    const expired = Number(expirations - expiredBefore);
+    const { entries, expirations } = await readStats();
+    // A new run of the store counts from 0.
+    const expired = Number(expirations < expiredBefore ? expirations : expirations - expiredBefore);
     expiredBefore = expirations;
     return { conversations: entries, expired };
   };
   return { service, client, health };
+}
+
+/** A backend that refuses to start says why. */
+async function openOrExplain(open: OpenStore, options: StoreOptions): Promise<KvStore> {
+  try {
+    return await open(options);
+  } catch (error) {
+    if (error instanceof Error) throw new StartError(`${error.message} (--store)`, { cause: error });
+    throw error;
+  }
 }

@@ -1,7 +1,7 @@
 import { randomUUID } from 'node:crypto';
 import { setImmediate } from 'node:timers/promises';
 import { MissReason } from '../../gen/baton/v1/kv_cache_store_pb.ts';
-import { BatonError } from '../core/errors.ts';
+import type { BatonError } from '../core/errors.ts';
 import { Lifecycle, type MemoryBounds } from './memory-life.ts';
 import {
   type Claim,

@@ -1,6 +1,6 @@
 import { readFileSync, writeFileSync } from 'node:fs';
 import { describe, expect, test } from 'vitest';
-import { parse } from 'yaml';
+import { Document, parse } from 'yaml';
 import { envName, FLAGS } from '../../src/config/flags.ts';
 import { loadConfig } from '../../src/config/load-config.ts';
 import { describeKeys } from '../../src/config/schema.ts';
@@ -79,17 +79,9 @@ describe('docs/configuration.md', () => {
     const lines = describeKeys().filter(
       ({ path, fallback }) => !/\[\]|^pools\./.test(path) && !/[` ]|^none$/.test(fallback),
     );
-    const data: Record<string, Record<string, unknown>> = {};
-    const top: string[] = [];
-    for (const { path, fallback } of lines) {
-      const [section = '', key] = path.split('.');
-      if (key === undefined) top.push(`${section}: ${fallback}`);
-      else data[section] = { ...data[section], [key]: parse(fallback) };
-    }
-    const written = [
-      ...top,
-      ...Object.entries(data).map(([section, keys]) => `${section}: ${JSON.stringify(keys)}`),
-    ].join('\n');
+    const document = new Document({});
+    for (const { path, fallback } of lines) document.setIn(path.split('.'), parse(fallback));
+    const written = document.toString();
     expect(loadConfig({ flags: {}, env: {}, fileText: written, known, terminal: false })).toEqual(
       loadConfig({ flags: {}, env: {}, known, terminal: false }),
     );
