@@ -53,6 +53,8 @@ const MAX_LOOKS = 16;
 /** Entries that one step looks at. */
 const PAGE = 500;
 const NO_BYTES = Buffer.alloc(0);
+/** How often entries of earlier runs are deleted, {@link PAGE} of each kind at a time; milliseconds. */
+const CLEAR_EVERY_MS = 1000;
 
 /** Opens the store on a Redis or Valkey server; one that is away is waited for in the background. */
 export async function openValkey(options: StoreOptions, bounds = MEMORY_BOUNDS): Promise<ValkeyStore> {
@@ -84,12 +86,15 @@ export class ValkeyStore implements KvStore {
   readonly #link: Link;
   readonly #options: StoreOptions;
   readonly #changes: Changes;
+  readonly #clearing: NodeJS.Timeout;
+  readonly #cleared = new Set<string>();
 
   constructor(options: StoreOptions, link: Link) {
     this.#options = options;
     this.#link = link;
     this.#changes = new Changes(link);
     this.#changes.start();
+    this.#clearing = setInterval(() => void this.#clearEarlier().catch(() => {}), CLEAR_EVERY_MS).unref();
   }
 
   get runId(): string {
@@ -333,8 +338,17 @@ export class ValkeyStore implements KvStore {
   readonly onReleasable = (listener: ReleasableListener): (() => void) => this.#changes.onReleasable(listener);
 
   async [Symbol.asyncDispose](): Promise<void> {
+    clearInterval(this.#clearing);
     this.#changes.close();
     this.#link.close();
+  }
+
+  /** Nothing of an earlier run is ever given, so only its space is left to free. */
+  async #clearEarlier(): Promise<void> {
+    const run = this.#link.earlier.find((earlier) => !this.#cleared.has(earlier));
+    if (run === undefined) return;
+    const reply = await this.#link.step('clear', [PAGE, run]);
+    if (reply.number(3) === 0) this.#cleared.add(run);
   }
 
   /** One step, and what listeners here should hear of it before its caller does. */
