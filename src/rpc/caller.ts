@@ -1,8 +1,8 @@
 import type { DescMethod } from '@bufbuild/protobuf';
 import { createContextKey, type HandlerContext } from '@connectrpc/connect';
-import { KVCacheStore } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import { PoolRegistry } from '../../gen/baton/v1/pool_registry_pb.ts';
 import { Router } from '../../gen/baton/v1/router_pb.ts';
+import { Health } from '../../gen/grpc/health/v1/health_pb.ts';
 import { BatonError } from '../core/errors.ts';
 import { bearerKey, type RpcTokens } from '../core/tenant.ts';
 import { hashCredential, operatorRequired, presentedTenant } from '../services/credential.ts';
@@ -45,19 +45,19 @@ export function createCallerOf(tokens: () => RpcTokens | undefined, unsafe: bool
 
 /** Finds out who calls before a request is read; a refusal leaves as the error of the call. */
 export function admitCaller(callerOf: CallerOf, context: HandlerContext): void {
-  const needs = NEEDS.get(context.method);
-  if (needs === undefined) return;
+  const needs = NEEDS.get(context.method) ?? 'token';
+  if (needs === 'nothing') return;
   const caller = callerOf(context.requestHeader.get('authorization') ?? undefined);
   const refusal = caller instanceof BatonError ? caller : refusalOf(needs, caller, context.method);
   if (refusal !== undefined) throw connectErrorFromBaton(refusal);
   if (!(caller instanceof BatonError)) context.values.set(CALLER, caller);
 }
 
-type Need = 'token' | 'any-tenant' | 'operator';
+type Need = 'nothing' | 'token' | 'any-tenant' | 'operator';
 
-// The store looks at the tenants of its calls itself.
+// All others need a token; the store looks at the tenants of its calls itself.
 const NEEDS: ReadonlyMap<DescMethod, Need> = new Map<DescMethod, Need>([
-  ...KVCacheStore.methods.map((method) => [method, 'token'] as const),
+  ...Health.methods.map((method) => [method, 'nothing'] as const),
   ...Router.methods.map((method) => [method, 'any-tenant'] as const),
   ...PoolRegistry.methods.map((method) => [method, 'operator'] as const),
   [PoolRegistry.method.getInstance, 'token'],

@@ -6,11 +6,14 @@ import {
   universalRequestFromNodeRequest,
   universalResponseToNodeResponse,
 } from '@connectrpc/connect-node';
+import { Health } from '../../gen/grpc/health/v1/health_pb.ts';
 import { REQUEST_ID_HEADER } from '../call.ts';
 import type { FaultSink } from './bind.ts';
 import { admitCaller, type CallerOf } from './caller.ts';
+import { HealthService } from './health.ts';
 import { RPC_MAX_MESSAGE_BYTES, RPC_MAX_TIMEOUT_MS } from './limits.ts';
-import { createRpcRoutes, type RpcServices } from './routes.ts';
+import { mountReflection } from './reflection.ts';
+import { createRpcRoutes, type RpcServices, servedNames } from './routes.ts';
 
 /** What an {@link RpcHandler} serves. */
 export interface RpcHandlerOptions {
@@ -45,6 +48,9 @@ export class RpcHandler {
       requestGate: (context) => admitCaller(callerOf, context),
     });
     createRpcRoutes(options.services, { onFault, streamStop })(router);
+    const names = servedNames(options.services);
+    router.service(Health, new HealthService(names, streamStop));
+    mountReflection(router, names, streamStop);
     this.#onFault = onFault;
     this.#handlers = new Map(router.handlers.map((handler) => [handler.requestPath, handler]));
   }

@@ -11,6 +11,17 @@ export interface RpcServices {
   readonly kvCacheStore?: Partial<ServiceImpl<typeof KVCacheStore>>;
 }
 
+/** What the port can serve, by the names of {@link RpcServices}. */
+const SERVICES = { router: Router, poolRegistry: PoolRegistry, kvCacheStore: KVCacheStore } as const;
+
+/** The services of the contracts, whether or not a process serves them. */
+export const BATON_SERVICES = Object.values(SERVICES);
+
+/** Full names of what is served. */
+export function servedNames(services: RpcServices): readonly string[] {
+  return Object.entries(SERVICES).flatMap(([key, { typeName }]) => (Object.hasOwn(services, key) ? [typeName] : []));
+}
+
 /** Options of {@link createRpcRoutes}. */
 export interface RpcRoutesOptions {
   /** Gets every fault of an implementation. Default: none is told. */
