@@ -26,6 +26,7 @@ import {
   revisionMismatch,
 } from './refusals.ts';
 import { ReplayWindow } from './replay-window.ts';
+import { loadSnapshot, lockSnapshot, type SavedEntry, saveSnapshot } from './snapshot-file.ts';
 import type {
   AtRevision,
   ChangeListener,
@@ -38,6 +39,7 @@ import type {
   KvStore,
   ListCall,
   ListPage,
+  NewEntry,
   PutCall,
   PutResult,
   ReleasableListener,
@@ -68,6 +70,8 @@ export const MEMORY_BOUNDS: MemoryBounds = {
 
 /** How much more a call clears that is not on a request's path. */
 const SLOW_PATH_FACTOR = 256;
+/** Entries that are taken up before other work gets its turn. */
+const SAVE_SLICE = 1000;
 /** How often listeners to changes are told of what is over by itself. */
 const TELL_EVERY_MS = 1000;
 /** Most due entries and claims that a put clears away before it refuses. */
@@ -84,9 +88,35 @@ interface TakenAnswer {
 
 type TakeAnswer = TakenAnswer | { readonly claim?: undefined; readonly missed: Extract<TakeResult, { kind: 'miss' }> };
 
-/** Opens a store in the memory of this process; all is lost when the process ends. */
+/**
+ * Opens a store in the memory of this process. All is lost when the process ends, except where a snapshot file is named:
+ * then a clean end saves what is idle, and the next start takes it up, once.
+ */
 export async function openMemoryStore(options: StoreOptions): Promise<MemoryStore> {
-  return new MemoryStore(options);
+  const { snapshotFile, onNotice } = options;
+  if (snapshotFile === undefined) return new MemoryStore(options);
+  const lock = await lockSnapshot(snapshotFile);
+  const loaded = await loadSnapshot(snapshotFile, Date.now()).catch(async (error: unknown) => {
+    await lock[Symbol.asyncDispose]();
+    throw error;
+  });
+  const store = new MemoryStore(options, MEMORY_BOUNDS, async (entries) => {
+    try {
+      const count = await saveSnapshot(snapshotFile, entries, Date.now());
+      onNotice?.({ level: 'info', message: 'the store was saved', fields: { entries: count } });
+    } catch (error) {
+      onNotice?.({ level: 'error', message: `the store could not be saved: ${String(error)}` });
+    } finally {
+      await lock[Symbol.asyncDispose]();
+    }
+  });
+  if (loaded.kind === 'refused') {
+    onNotice?.({ level: 'warn', message: `the saved store is lost: ${snapshotFile} ${loaded.why}` });
+  } else if (loaded.kind === 'loaded') {
+    const entries = await store.restore(loaded.entries, loaded.awayMs);
+    onNotice?.({ level: 'info', message: 'the saved store was taken up', fields: { entries } });
+  }
+  return store;
 }
 
 /**
@@ -105,10 +135,16 @@ export class MemoryStore implements KvStore {
   readonly #deletes: ReplayWindow<boolean>;
   readonly #invalidations: ReplayWindow<{ readonly droppedEntries: number; readonly droppedClaims: number }>;
   readonly #counters = new StoreCounters();
+  readonly #save: ((entries: Iterable<SavedEntry>) => Promise<void>) | undefined;
   #sweeping: NodeJS.Timeout | undefined;
   #lastSeq = 0;
 
-  constructor(options: StoreOptions, bounds: MemoryBounds = MEMORY_BOUNDS) {
+  constructor(
+    options: StoreOptions,
+    bounds: MemoryBounds = MEMORY_BOUNDS,
+    save?: (entries: Iterable<SavedEntry>) => Promise<void>,
+  ) {
+    this.#save = save;
     this.runId = options.runId ?? randomUUID().replaceAll('-', '');
     this.#now = options.now;
     this.#limits = options.limits;
@@ -269,6 +305,32 @@ export class MemoryStore implements KvStore {
 
   async [Symbol.asyncDispose](): Promise<void> {
     this.#stopSweeping();
+    await this.#save?.(this.#idleEntries(this.#begin()));
+  }
+
+  /** Takes up what an earlier run saved, `awayMs` ago; resolves with how many entries are still worth it. */
+  async restore(saved: readonly SavedEntry[], awayMs: number): Promise<number> {
+    let count = 0;
+    for (const { entry, ageMs } of saved) {
+      const ttlMs = entry.ttlMs - awayMs;
+      const bytes = sizeOf(entry);
+      const fits = this.#life.table.bytes + bytes <= this.#limits.totalBytes;
+      if (ttlMs <= 0 || !fits) continue;
+      this.#insert({ ...entry, ttlMs }, keyIdOf(entry.key), bytes, this.#now(), ageMs + awayMs);
+      count += 1;
+      if (count % SAVE_SLICE === 0) await setImmediate();
+    }
+    return count;
+  }
+
+  /** Those with an open claim count as spent. */
+  *#idleEntries(now: number): Generator<SavedEntry> {
+    for (const slot of this.#life.table.after(0)) {
+      if (slot.state !== 'idle' || slot.expiresAt <= now) continue;
+      const { about, handle, chain } = slot;
+      const entry = { ...about, handle, ttlMs: slot.expiresAt - now, ...(chain === undefined ? {} : { chain }) };
+      yield { entry, ageMs: now - slot.storedAt };
+    }
   }
 
   #stopSweeping(): void {
@@ -313,7 +375,7 @@ export class MemoryStore implements KvStore {
       this.#counters.evicted(next.about.key.tenant);
       displace(next);
     }
-    const slot = this.#insert(call, keyId, bytes, now);
+    const slot = this.#insert(entry, keyId, bytes, now);
     this.#counters.put(entry.key.tenant);
     return this.#puts.remember(call.id, { snapshot: snapshotOf(slot), displaced }, now, 2 * keyId.length + 512);
   }
@@ -348,8 +410,8 @@ export class MemoryStore implements KvStore {
     return [slotAt(live, precondition)];
   }
 
-  #insert(call: PutCall, keyId: string, bytes: number, now: number): Slot {
-    const { handle, chain, ttlMs, ...about } = call.entry;
+  #insert(entry: NewEntry, keyId: string, bytes: number, now: number, ageMs = 0): Slot {
+    const { handle, chain, ttlMs, ...about } = entry;
     this.#lastSeq += 1;
     const slot: Slot = {
       id: `e-${this.runId}-${this.#lastSeq.toString(36).padStart(9, '0')}`,
@@ -361,7 +423,7 @@ export class MemoryStore implements KvStore {
       chainTokens: chain?.tokenCount ?? 0,
       hasChain: chain !== undefined,
       bytes,
-      storedAt: now,
+      storedAt: now - ageMs,
       expiresAt: now + ttlMs,
       revision: this.#life.nextRevision(),
       state: 'idle',

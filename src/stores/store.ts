@@ -311,5 +311,5 @@ export interface KvStore extends AsyncDisposable {
   readonly onReleasable: (listener: ReleasableListener) => () => void;
 }
 
-/** Opens a backend. */
+/** Opens a backend; where it cannot, the message of the error says what to do. */
 export type OpenStore = (options: StoreOptions) => Promise<KvStore>;
