@@ -54,7 +54,7 @@ export class RedisServer implements AsyncDisposable {
     for (;;) {
       if (child.exitCode !== null) throw new Error(`redis-server ended with ${child.exitCode}`);
       const pong = await this.command('PING').catch(() => '');
-      if (pong.startsWith('+PONG')) return;
+      if (/^(\+PONG|-NOAUTH)/.test(pong)) return;
       await new Promise((resolve) => setTimeout(resolve, 10));
     }
   }

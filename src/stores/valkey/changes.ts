@@ -23,6 +23,8 @@ export class Changes {
   /** Last change that was told; undefined before the first read. */
   #read: number | undefined;
   #grown = 0;
+  /** Whether a first read failed: what happened until the next one is not known. */
+  #missed = false;
   #reading: Promise<void> = Promise.resolve();
   #timer: NodeJS.Timeout | undefined;
   #closed = false;
@@ -56,7 +58,7 @@ export class Changes {
     if (isFirst) {
       this.#read = undefined;
       // Sent in this turn: what the caller does next is behind it.
-      this.#reading = Promise.allSettled([this.#reading, this.#pullAll()]).then(() => {});
+      this.#reading = Promise.all([this.#reading, this.#pullOrNote()]).then(() => {});
     }
     this.start();
     return () => void this.#listeners.delete(listener);
@@ -78,8 +80,14 @@ export class Changes {
 
   /** Reads what is new; resolves when it was told. A server that does not answer is asked again later. */
   pull(): Promise<void> {
-    this.#reading = this.#reading.then(() => this.#pullAll().catch(() => {}));
+    this.#reading = this.#reading.then(() => this.#pullOrNote());
     return this.#reading;
+  }
+
+  async #pullOrNote(): Promise<void> {
+    await this.#pullAll().catch(() => {
+      this.#missed ||= this.isWatched && this.#read === undefined;
+    });
   }
 
   async #pullAll(): Promise<void> {
@@ -103,7 +111,9 @@ export class Changes {
     const isFirst = this.#read === undefined;
     if (isFirst || isGap) {
       this.#read = revision;
-      if (isGap && !isFirst) this.#tell({ kind: 'gap', revision: BigInt(revision) });
+      const isTold = isFirst ? this.#missed : isGap;
+      this.#missed = false;
+      if (isTold) this.#tell({ kind: 'gap', revision: BigInt(revision) });
       return false;
     }
     const changes = reply.list(6).lists();

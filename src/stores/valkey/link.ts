@@ -68,7 +68,7 @@ export class Link {
     return this.#run;
   }
 
-  /** Earlier runs whose names are still there, for STORE_EPOCH. */
+  /** Earlier runs whose names may still be there. */
   get earlier(): readonly string[] {
     return this.#earlier;
   }
@@ -121,6 +121,9 @@ export class Link {
     try {
       return await this.#eval(name, keys, [this.#run, now, queueEntries, queueBytes, ...args]);
     } catch (error) {
+      if (error instanceof Error && error.message.startsWith('OOM')) {
+        throw storeUnavailable('the valkey server has no memory left', error);
+      }
       this.#failed();
       throw storeUnavailable('the valkey server does not answer', error);
     }
@@ -238,6 +241,8 @@ function clientOf({ settings, password, ca }: LinkOptions): Client {
     enableOfflineQueue: false,
     enableReadyCheck: false,
     autoResendUnfulfilledCommands: false,
+    // What is under way fails with its connection.
+    maxRetriesPerRequest: 0,
     connectTimeout: CONNECT_MS,
     commandTimeout: COMMAND_MS,
     keepAlive: 10_000,

@@ -331,9 +331,9 @@ local function remember(fingerprint, value)
 end
 
 -- Whether an earlier run of the store knew the key.
-local function known_before(key, runs)
-  for old in string.gmatch(runs, '%w+') do
-    if call('EXISTS', base .. old .. ':k:' .. key, base .. old .. ':tk:' .. key) > 0 then return true end
+local function known_before(key)
+  for _, old in ipairs(call('ZREVRANGE', base .. 'runs', 0, 8)) do
+    if old ~= run and call('EXISTS', base .. old .. ':k:' .. key, base .. old .. ':tk:' .. key) > 0 then return true end
   end
   return false
 end

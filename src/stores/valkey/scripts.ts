@@ -78,7 +78,7 @@ local value = table.concat({e.id, string.format('%.0f', e.r), string.format('%.0
 remember(fp, value)
 return answer('put', value)
 `,
-  // fingerprint, key, whether chains are wanted, earlier runs
+  // fingerprint, key, whether chains are wanted
   look: `
 sweep(32)
 local before, reused = replayed(ARGV[5])
@@ -94,7 +94,7 @@ for i, e in ipairs(live_of(ARGV[6])) do
   if ARGV[7] == '1' and e.s == 'i' then rows[i] = view(e, 'c') else rows[i] = view(e) end
 end
 local why = dead('tk:' .. ARGV[6])
-if not why and #rows == 0 and known_before(ARGV[6], ARGV[8]) then why = {0, 8} end
+if not why and #rows == 0 and known_before(ARGV[6]) then why = {0, 8} end
 return answer('look', rows, why and {why[1], why[2]} or {})
 `,
   // fingerprint, tenant, deadline, entry ('' for a miss), revision, matched tokens, reason, then mismatched entries and
@@ -247,16 +247,16 @@ if not before then
 end
 return answer('dropped', before)
 `,
-  // key, earlier runs
+  // key
   key: `
 sweep(32)
 local rows = {}
 for i, e in ipairs(live_of(ARGV[5])) do rows[i] = view(e) end
 local why = dead('tk:' .. ARGV[5])
-if not why and #rows == 0 and known_before(ARGV[5], ARGV[6]) then why = {0, 8} end
+if not why and #rows == 0 and known_before(ARGV[5]) then why = {0, 8} end
 return answer('look', rows, why and {why[1], why[2]} or {})
 `,
-  // entry, whether a tenant is asked for, that tenant, earlier runs
+  // entry, whether a tenant is asked for, that tenant
   entry: `
 sweep(32)
 local e = load(ARGV[5])
@@ -264,9 +264,7 @@ if e and settle(e) and live(e.s) and (ARGV[6] == '' or e.t == ARGV[7]) then retu
 local why = dead('te:' .. ARGV[5])
 if why and (ARGV[6] == '' or why[3] == ARGV[7]) then return answer('look', {}, {why[1], why[2]}) end
 local old = string.match(ARGV[5], '^e%-(%w+)%-')
-for earlier in string.gmatch(ARGV[8], '%w+') do
-  if earlier == old then return answer('look', {}, {0, 8}) end
-end
+if old and old ~= run and call('ZSCORE', base .. 'runs', old) then return answer('look', {}, {0, 8}) end
 return answer('look', {}, {})
 `,
   // behind which age, how many
@@ -356,7 +354,8 @@ end
 `,
 )}`;
 
-/** The whole text of a script; `hello` is the one that tells the run. */
+/** The whole text of a script; `hello` is the one that tells the run. Only a put is refused for want of memory. */
 export function scriptText(name: ScriptName | 'hello'): string {
-  return name === 'hello' ? HELLO : PRELUDE + BODIES[name];
+  const text = name === 'hello' ? HELLO : PRELUDE + BODIES[name];
+  return `#!lua${name === 'put' ? '' : ' flags=allow-oom'}\n${text}`;
 }

@@ -149,12 +149,7 @@ export class ValkeyStore implements KvStore {
     const fingerprint = Buffer.from(call.id.fingerprint);
     const key = keyName(call.key);
     for (let look = 0; look < MAX_LOOKS; look++) {
-      const looked = await this.#change('look', replay, [
-        fingerprint,
-        key,
-        call.prove === undefined ? 0 : 1,
-        this.#link.earlier.join(','),
-      ]);
+      const looked = await this.#change('look', replay, [fingerprint, key, call.prove === undefined ? 0 : 1]);
       const before = takeAnswer(looked, call.id);
       if (before !== undefined) return before;
       const chosen = this.#choose(call, looked);
@@ -222,11 +217,10 @@ export class ValkeyStore implements KvStore {
   }
 
   async get(selector: GetSelector): Promise<GetResult> {
-    const earlier = this.#link.earlier.join(',');
     const reply =
       selector.kind === 'key'
-        ? await this.#change('key', undefined, [keyName(selector.key), earlier])
-        : await this.#change('entry', undefined, [selector.entryId, ...optional(selector.tenant), earlier]);
+        ? await this.#change('key', undefined, [keyName(selector.key)])
+        : await this.#change('entry', undefined, [selector.entryId, ...optional(selector.tenant)]);
     const now = reply.number(1);
     const rows = reply.list(3).lists().map(rowOf);
     if (rows.length > 0) return { entries: rows.toReversed().map((row) => viewOf(row, now)), miss: undefined };

@@ -1,0 +1,168 @@
+import { once } from 'node:events';
+import { createServer } from 'node:net';
+import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
+import { MissReason } from '../../gen/baton/v1/kv_cache_store_pb.ts';
+import type { ValkeySettings } from '../../src/stores/store.ts';
+import { callId, ids, KEY, newEntry, proofOf } from '../support/kv-store.ts';
+import { hasRedis, needsRedis, RedisServer } from '../support/redis.ts';
+import { miss, nextPrefix, openOn, put, takeCall, takenOnceBack } from '../support/valkey.ts';
+
+let redis: RedisServer;
+
+beforeAll(async () => {
+  if (hasRedis()) redis = await RedisServer.start();
+});
+
+afterAll(() => redis?.[Symbol.asyncDispose]());
+
+beforeEach((context) => needsRedis(context));
+
+const opened = (settings: Partial<ValkeySettings> = {}) => openOn(redis, settings);
+
+describe('several processes on one server', () => {
+  test('two calls with one idempotency key, on two of them, make one claim', async () => {
+    const prefix = nextPrefix();
+    await using a = await opened({ prefix });
+    await using b = await opened({ prefix });
+    await put(a.store);
+    await put(b.store);
+    const call = takeCall();
+    const results = await Promise.all([a, b, a, b, b, a].map(({ store }) => store.take(call)));
+    const claims = results.map((result) => (result.kind === 'taken' ? result.taken.claimId : 'none'));
+    expect(new Set(claims).size).toBe(1);
+    expect(await a.store.stats({})).toMatchObject({ entries: 2, claims: 1, takes: 1 });
+    const again = { id: callId(), entry: newEntry(), derivedKey: false };
+    const puts = await Promise.all([a, b, a, b].map(({ store }) => store.put(again)));
+    expect(new Set(puts.map(({ entry }) => entry.entryId)).size).toBe(1);
+    expect(await b.store.stats({})).toMatchObject({ entries: 3, puts: 3 });
+  });
+
+  test('takers of one key get each entry once', async () => {
+    const prefix = nextPrefix();
+    await using a = await opened({ prefix });
+    await using b = await opened({ prefix });
+    for (let index = 0; index < 8; index++) await put(a.store);
+    const stores = Array.from({ length: 24 }, (_, index) => (index % 2 === 0 ? a : b).store);
+    const results = await Promise.all(stores.map((store) => store.take(takeCall())));
+    const given = results.flatMap((result) => (result.kind === 'taken' ? [result.taken.entry.entryId] : []));
+    expect(given).toHaveLength(8);
+    expect(new Set(given).size).toBe(8);
+    expect(results.filter(({ kind }) => kind === 'miss')).toEqual(Array(16).fill(miss(MissReason.TAKEN)));
+  });
+
+  test('each hears what another changed, and of its queues', async () => {
+    const prefix = nextPrefix();
+    await using a = await opened({ prefix });
+    await using b = await opened({ prefix });
+    const seen: string[] = [];
+    const queues: [string, number][] = [];
+    b.store.onChange((change) => void seen.push(change.kind));
+    b.store.onReleasable((instanceId, queued) => void queues.push([instanceId, queued]));
+    await b.store.stats({});
+    await put(a.store);
+    await a.store.take(takeCall({ prove: proofOf(ids(300, 5000)) }));
+    await expect.poll(() => [...seen, ...queues.flat()]).toEqual(['upserted', 'removed', 'd', 1]);
+  });
+});
+
+describe('a server that changes', () => {
+  test('the old primary, promoted again with an untaken copy, does not give it', async () => {
+    await using first = await RedisServer.start();
+    await using a = await openOn(first);
+    await put(a.store);
+    // What a resync does without a second server: the same data under another history.
+    await first.command('REPLICAOF 127.0.0.1 1');
+    await first.command('REPLICAOF NO ONE');
+    expect(await takenOnceBack(a.store)).toEqual(miss(MissReason.STORE_EPOCH));
+  });
+
+  test('a clock that steps back ends the run; a little is waited out', async () => {
+    let now = 1_000_000;
+    await using a = await opened({ clock: () => now });
+    await put(a.store);
+    const { runId } = a.store;
+    now -= 2000;
+    const [entry] = (await a.store.get({ kind: 'key', key: KEY })).entries;
+    expect(entry?.ageMs).toBe(0);
+    expect(a.store.runId).toBe(runId);
+    now -= 1;
+    expect(await a.store.take(takeCall())).toEqual(miss(MissReason.STORE_EPOCH));
+    expect(a.store.runId).not.toBe(runId);
+  });
+
+  test('emptied: nothing is there', async () => {
+    await using own = await RedisServer.start();
+    await using a = await openOn(own);
+    await put(a.store);
+    await own.command('FLUSHALL');
+    expect(await a.store.take(takeCall())).toEqual(miss(MissReason.NEVER_STORED));
+    await own.command('SCRIPT FLUSH');
+    await put(a.store);
+    expect((await a.store.take(takeCall())).kind).toBe('taken');
+  });
+});
+
+describe('the server', () => {
+  test('too old is refused, with its version and what is needed', async () => {
+    await using old = await oldServer('redis_version:6.2.14');
+    await expect(opened({ url: old.url })).rejects.toThrow(/Redis 6\.2\.14; it needs Redis 7\.0 or Valkey 7\.2/);
+    await using fork = await oldServer('redis_version:7.2.4\r\nvalkey_version:7.1.9');
+    await expect(opened({ url: fork.url })).rejects.toThrow(/Valkey 7\.1\.9/);
+  });
+
+  test('that evicts is warned of', async () => {
+    await using own = await RedisServer.start(['--maxmemory', '64mb', '--maxmemory-policy', 'allkeys-lru']);
+    await using a = await openOn(own);
+    expect(a.notices).toMatchObject([{ level: 'warn', message: expect.stringContaining('allkeys-lru') }]);
+  });
+
+  test('without memory refuses to store, and still gives what it has', async () => {
+    await using own = await RedisServer.start();
+    await using a = await openOn(own);
+    await put(a.store);
+    await own.command('CONFIG SET maxmemory 1');
+    await expect(put(a.store)).rejects.toMatchObject({
+      reason: 'STORE_UNAVAILABLE',
+      message: 'the valkey server has no memory left',
+    });
+    expect((await a.store.take(takeCall())).kind).toBe('taken');
+    expect(a.notices).toEqual([]);
+  });
+
+  test('forgets everything in time', async () => {
+    const prefix = nextPrefix();
+    await using a = await opened({ prefix });
+    a.store.onChange(() => {});
+    for (const conversationId of ['a', 'b', 'c', 'd']) await put(a.store, { key: { conversationId } });
+    const of = (conversationId: string) => ({ key: { ...KEY, conversationId } });
+    const taken = await a.store.take(takeCall(of('a')));
+    if (taken.kind === 'taken') await a.store.commit(taken.taken.claimId, () => true);
+    await a.store.take(takeCall({ ...of('b'), prove: proofOf(ids(300, 5000)) }));
+    const id = callId();
+    await a.store.takeForRelease({ id, instanceId: 'd', max: 1, queuedOnly: false, deadlineMs: 1000 });
+    await a.store.take(takeCall(of('d')));
+    const script = `local n,p=0,{} for _,k in ipairs(redis.call('KEYS','{${prefix}}:*')) do n=n+1 if redis.call('TTL',k)<0 then p[#p+1]=k end end return n..' '..table.concat(p,' ')`;
+    const [count = '', ...forever] = (await redis.command(`EVAL "${script}" 0`)).split('\r\n')[1]!.split(' ');
+    expect(Number(count)).toBeGreaterThan(20);
+    expect(forever.filter((name) => name !== '')).toEqual([]);
+  });
+});
+
+/** A server that says this of itself and knows nothing else. */
+async function oldServer(info: string) {
+  const server = createServer((socket) => {
+    socket.on('error', () => {});
+    socket.on('data', (data) => {
+      const text = `# Server\r\n${info}\r\n`;
+      const isInfo = /info/i.test(String(data));
+      socket.write(isInfo ? `$${Buffer.byteLength(text)}\r\n${text}\r\n` : '-ERR unknown command\r\n');
+    });
+  }).listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const address = server.address();
+  if (address === null || typeof address === 'string') throw new Error('no port');
+  return {
+    url: `redis://127.0.0.1:${address.port}`,
+    [Symbol.asyncDispose]: async () => void server.close(),
+  };
+}
