@@ -2,8 +2,9 @@ import { afterEach, expect, test } from 'vitest';
 import type { Config } from '../../src/config/schema.ts';
 import { type Running, startBaton } from '../../src/roles.ts';
 import { encodeNotice, NoticeSocket } from '../../src/sim/notice-socket.ts';
+import { freePort } from '../support/free-port.ts';
 import { contentOf, post, startQuietly } from '../support/harness.ts';
-import { freePort, type LmcacheHarness, startLmcache } from '../support/lmcache.ts';
+import { type LmcacheHarness, startLmcache } from '../support/lmcache.ts';
 
 const open: AsyncDisposable[] = [];
 afterEach(async () => {

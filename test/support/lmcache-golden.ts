@@ -1,8 +1,8 @@
 import { createServer, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { Push } from 'zeromq';
+import { freePort } from './free-port.ts';
 import { configOf, startQuietly } from './harness.ts';
-import { freePort } from './lmcache.ts';
 
 type Body = Readonly<Record<string, unknown>>;
 

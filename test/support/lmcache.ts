@@ -1,8 +1,7 @@
-import { randomInt } from 'node:crypto';
-import { createServer } from 'node:net';
 import type { Config } from '../../src/config/schema.ts';
 import type { SimOptions } from '../../src/sim/options.ts';
 import { type Sim, startSim } from '../../src/sim/start-sim.ts';
+import { freePort } from './free-port.ts';
 import { configOf, startQuietly } from './harness.ts';
 
 /** baton with the lmcache connector, in front of simulated engines that the test controls. */
@@ -33,23 +32,6 @@ export interface LmcacheOptions {
   /** More keys of its `lmcache` section, in YAML's flow style. */
   readonly lmcache?: string;
   readonly env?: Readonly<Record<string, string>>;
-}
-
-/**
- * A port of 127.0.0.1 that is free at this moment. Not one that the system would give: those are also what connections of
- * other tests take meanwhile.
- */
-export async function freePort(): Promise<number> {
-  for (;;) {
-    const port = randomInt(20_000, 30_000);
-    const server = createServer();
-    const isFree = await new Promise((resolve) => {
-      server.once('error', () => resolve(false));
-      server.listen(port, '127.0.0.1', () => resolve(true));
-    });
-    await new Promise((resolve) => server.close(resolve));
-    if (isFree === true) return port;
-  }
 }
 
 /** Starts engines and baton; defaults: two of each pool, one rank. */
