@@ -14,6 +14,7 @@ import { buildRegistry, firstLook, registryElsewhere, startSims, watchPools, wat
 import { buildRouter } from './roles/router.ts';
 import { openRpc } from './roles/rpc-port.ts';
 import { openStore } from './roles/store.ts';
+import { Breaker } from './rpc/breaker.ts';
 import { createDirectClient } from './rpc/direct-client.ts';
 import type { RpcServices } from './rpc/routes.ts';
 import type { InstanceView } from './services/instance-view.ts';
@@ -69,7 +70,10 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   const localStore = has('kvstore') ? await openStore(config.store, log, metrics, onFault, stack) : undefined;
   // A router without a store beside it uses the one it is told of; reuse is off without one.
   const store =
-    localStore?.client ?? (config.kvstoreUrl === undefined ? undefined : connectTo(config.kvstoreUrl).kvCacheStore);
+    localStore?.client ??
+    (config.kvstoreUrl === undefined
+      ? undefined
+      : connectTo(config.kvstoreUrl, { breaker: storeBreaker(metrics, log) }).kvCacheStore);
   if (store !== undefined && !storeOnly) stack.use(new OwnerWatch(store, view));
   const routerService = has('router') ? buildRouter(config, view, store, metrics, log) : undefined;
   const poolRegistry = registry ?? (has('router') ? relayRegistry(registryElsewhere(config, connectTo)) : undefined);
@@ -144,6 +148,17 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
 }
 
 const ADMIN_DRAIN_MS = 1_000;
+
+/** A store that does not answer is left alone for a moment: each request would else wait for it in vain. */
+function storeBreaker(metrics: Metrics, log: Logger): Breaker {
+  return new Breaker({
+    onChange(event) {
+      metrics.storeBreaker(event);
+      if (event === 'open') log.warn('the store does not answer; requests run without reuse until it does');
+      if (event === 'closed') log.info('the store answers again');
+    },
+  });
+}
 
 type WatchedView = InstanceView & { readonly stale?: boolean };
 

@@ -78,6 +78,8 @@ export class Metrics {
   readonly #rebound = this.#counter('baton_rebound_total');
   readonly #notices = this.#counter('baton_lmcache_notices_total');
   readonly #drains = this.#counter('baton_lmcache_drains_total');
+  readonly #storeFailures = this.#counter('baton_store_failures_total');
+  readonly #storeBreaker = this.#gauge('baton_store_breaker_open');
 
   #readStore: () => StoreCounts | Promise<StoreCounts> = () => ({ entries: 0, releaseQueue: 0, pinnedBlocks: [] });
   #readQueueDepth: () => number = () => 0;
@@ -102,6 +104,12 @@ export class Metrics {
       for (const { instance, blocks } of counts.pinnedBlocks) pinned.set({ instance }, blocks);
     });
     this.#addProcessSeries();
+  }
+
+  /** What became of the breaker before a store in another process. */
+  storeBreaker(event: 'failure' | 'open' | 'closed'): void {
+    if (event === 'failure') this.#storeFailures.inc();
+    else this.#storeBreaker.set(event === 'open' ? 1 : 0);
   }
 
   /** Content type of what `render` returns. */

@@ -185,6 +185,18 @@ export const SERIES = [
     labels: [],
   },
   {
+    name: 'baton_store_failures_total',
+    kind: 'counter',
+    help: 'Calls to a store in another process that requests waited for and that got no answer in time.',
+    labels: [],
+  },
+  {
+    name: 'baton_store_breaker_open',
+    kind: 'gauge',
+    help: '1 while a store in another process is not asked because it did not answer; plans are then made without it.',
+    labels: [],
+  },
+  {
     name: 'baton_rebound_total',
     kind: 'counter',
     help: 'Moves of bound conversations (CLIENT_BOUND) to another instance, because theirs was gone or a leg on it failed.',

@@ -6,16 +6,16 @@ import { StartError } from './listen.ts';
 import { watchFiles } from './watched-files.ts';
 
 /** Makes clients of another process; the stack closes them. */
-export type ConnectTo = (url: string | undefined) => RemoteServices;
+export type ConnectTo = (url: string | undefined, options?: Pick<RemoteOptions, 'breaker'>) => RemoteServices;
 
 /** Reads what this process shows to others; nothing is read, and nothing watched, before the first connection. */
 export function createPeers(config: Config['rpcClient'], log: Logger, stack: AsyncDisposableStack): ConnectTo {
   let credentials: Omit<RemoteOptions, 'url'> | undefined;
-  return (url) => {
+  return (url, options) => {
     if (url === undefined)
       throw new StartError('a role that runs elsewhere needs its URL (--router-url, --registry-url)');
     credentials ??= { ...tokenOf(config, log, stack), ...tlsOf(config, log, stack) };
-    return stack.use(connectRemote({ url, ...credentials }));
+    return stack.use(connectRemote({ url, ...credentials, ...options }));
   };
 }
 

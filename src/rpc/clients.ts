@@ -11,6 +11,7 @@ import {
 import { KVCacheStore } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import { PoolRegistry } from '../../gen/baton/v1/pool_registry_pb.ts';
 import { Router } from '../../gen/baton/v1/router_pb.ts';
+import { type Breaker, breakerInterceptor } from './breaker.ts';
 import { RPC_MAX_MESSAGE_BYTES } from './limits.ts';
 
 /** Where another process serves RPC, and how to speak with it. */
@@ -25,6 +26,8 @@ export interface RemoteOptions {
   readonly connectTimeoutMs?: number;
   /** Sent with each call as `Authorization: Bearer TOKEN`; a function is asked anew for each call. Default none. */
   readonly token?: string | (() => string | undefined);
+  /** Before the store's calls that requests wait for. Default none. */
+  readonly breaker?: Breaker;
   /** For `https:` URLs. Default: the authorities that Node trusts, and no certificate of one's own. */
   readonly tls?: ClientTls;
 }
@@ -67,7 +70,11 @@ function createTransport(options: RemoteOptions): { transport: Transport; close:
     writeMaxBytes: RPC_MAX_MESSAGE_BYTES,
     // Processes of one deployment are near each other: compressing costs more than it saves.
     acceptCompression: [],
-    interceptors: [...(options.token === undefined ? [] : [bearer(options.token)]), asUnavailable(() => closed)],
+    interceptors: [
+      ...(options.breaker === undefined ? [] : [breakerInterceptor(options.breaker)]),
+      ...(options.token === undefined ? [] : [bearer(options.token)]),
+      asUnavailable(() => closed),
+    ],
   };
   const closing = (close: () => void) => () => {
     closed = true;

@@ -54,6 +54,12 @@ const TABLE: Readonly<Record<string, Row>> = {
     types: ['config'],
     packages: [PROTOBUF, ...CONNECT, 'node:'],
   },
+  // The package entry for other people's routers.
+  client: {
+    areas: ['rpc', 'services/sha256', 'core', 'gen'],
+    packages: [PROTOBUF, 'node:crypto'],
+    packageTypes: CONNECT,
+  },
   http: {
     areas: ['services', 'core', 'gen', 'call', 'obs'],
     types: ['config'],
