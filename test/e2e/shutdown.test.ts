@@ -1,8 +1,10 @@
 import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
+import { Code } from '@connectrpc/connect';
 import { expect, test } from 'vitest';
 import { StartError } from '../../src/roles/listen.ts';
 import type { Running } from '../../src/roles.ts';
+import { connectRemote } from '../../src/rpc/clients.ts';
 import { startSimPools } from '../../src/sim/pools.ts';
 import type { Sim } from '../../src/sim/start-sim.ts';
 import { configOf, contentOf, startQuietly } from '../support/harness.ts';
@@ -171,3 +173,28 @@ async function freePort(): Promise<string> {
   await new Promise((resolve) => server.close(resolve));
   return String(port);
 }
+
+// The drain is 180 s here: a stop that used it up would end these tests first.
+test('half of a question at the admin and the RPC port does not hold the stop up', async () => {
+  await using started = await start();
+  const { admin = '', rpc = '' } = started.baton.addresses;
+  for (const address of [admin, rpc]) (await open(address)).write('GET /metrics HTTP/1.1\r\nhost: baton\r\n');
+  await started.baton.stop();
+});
+
+test('a router stops whose registry and store take everything and answer nothing', async () => {
+  const sockets: Socket[] = [];
+  const silent = createServer((socket) => void sockets.push(socket.on('error', () => undefined).resume()));
+  await once(silent.listen(0, '127.0.0.1'), 'listening');
+  const url = `http://127.0.0.1:${(silent.address() as AddressInfo).port}`;
+  const { baton } = await startQuietly(configOf({ roles: 'router', 'registry-url': url, 'kvstore-url': url }));
+  using client = connectRemote({ url: `http://${baton.addresses.rpc}` });
+  // A watch that the router would pass on, and a view of its own that waits for its first message.
+  const watch = client.poolRegistry.watchInstances({})[Symbol.asyncIterator]().next();
+  const ended = watch.catch((error: unknown) => error);
+  await expect.poll(() => sockets.length).toBeGreaterThan(1);
+  await baton.stop();
+  expect(await ended).toMatchObject({ code: Code.Unavailable });
+  for (const socket of sockets) socket.destroy();
+  silent.close();
+});
