@@ -5,6 +5,7 @@ import { MEMORY_BOUNDS, MemoryStore } from '../../src/stores/memory.ts';
 import { sizeOf } from '../../src/stores/memory-slots.ts';
 import type { NewEntry, StoreKey, Taken } from '../../src/stores/store.ts';
 import { callId, ids, limits, newEntry, proofOf, type TestTime } from '../support/kv-store.ts';
+import { seeded } from '../support/seeded.ts';
 
 const LIMITS = limits({ entriesPerKey: 3, entriesPerDerivedKey: 6, totalBytes: 18_000 });
 const QUEUE = 6;
@@ -551,14 +552,4 @@ function proven(stored: readonly number[], prompt: readonly number[], limit: num
     equal += 64;
   if (equal === blocks) while (equal < stored.length && stored[equal] === prompt[equal]) equal++;
   return Math.min(equal, limit);
-}
-
-function seeded(seed: number): () => number {
-  let state = seed;
-  return () => {
-    state = (state + 0x6d2b79f5) | 0;
-    let t = Math.imul(state ^ (state >>> 15), 1 | state);
-    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
-    return ((t ^ (t >>> 14)) >>> 0) / 4_294_967_296;
-  };
 }
