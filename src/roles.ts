@@ -87,6 +87,7 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   // A facade alone serves no RPC: its port would only stand in another role's way.
   if ((config.rpc.port !== 'off' || config.rpc.socket !== undefined) && Object.keys(services).length > 0) {
     Object.assign(addresses, await openRpc({ config, services, onFault, log, stack }));
+    if (routerService !== undefined) stack.defer(() => routerService.stopWaiting());
   }
   if (config.admin.port !== 'off') {
     const admin = buildAdmin(metrics);

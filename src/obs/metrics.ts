@@ -211,7 +211,7 @@ export class Metrics {
     this.#clientAborts.inc({ phase: this.#word('phase', phase) });
   }
 
-  /** Records a wait in the queue, e.g. `routed`, `timeout`, `client_gone`. */
+  /** Records a wait in the queue, e.g. `routed`, `timeout`, `client_gone`, `shutting_down`. */
   queueLeft(outcome: string, milliseconds: number): void {
     this.#queueWait.observe({ outcome: this.#word('queue_outcome', outcome) }, milliseconds / 1000);
   }

@@ -48,7 +48,7 @@ export interface RouterOptions {
 /** What the router counts. */
 export interface RouterObserver {
   readonly planned: (mode: string, reason: string) => void;
-  /** A request left the queue: `routed`, `timeout` or `client_gone`. */
+  /** A request left the queue: `routed`, `timeout`, `client_gone` or `shutting_down`. */
   readonly queueLeft: (outcome: string, milliseconds: number) => void;
 }
 
@@ -98,6 +98,7 @@ export class RouterService {
   readonly #planByKey = new Map<string, string>();
   /** Decisions that wait for the prompt's tokens, by plan key, oldest first. */
   readonly #pending = new Map<string, { readonly decision: PlanDecision; readonly expiresAt: number }>();
+  readonly #stop = new AbortController();
   #waiting = 0;
 
   constructor(view: InstanceView, options: RouterOptions) {
@@ -114,6 +115,12 @@ export class RouterService {
   /** Requests that wait for a routable pair. */
   get queueDepth(): number {
     return this.#waiting;
+  }
+
+  /** Nobody waits here any more: another router, or the next one, has all the time that is left to a request. */
+  stopWaiting(): void {
+    const message = 'This router is shutting down.';
+    this.#stop.abort(new BatonError({ reason: 'SHUTTING_DOWN', message, retryAfterMs: RETRY_AFTER_MS }));
   }
 
   async planRoute(request: PlanRouteRequest, call: RouterCall): Promise<PlanRouteResponse> {
@@ -273,11 +280,12 @@ export class RouterService {
     }
     const since = this.#now();
     let outcome = 'client_gone';
+    const left = AbortSignal.any([signal, this.#stop.signal]);
     this.#waiting += 1;
     try {
       while (decision.kind === 'no-route') {
         const leftMs = since + maxWaitMs - this.#now();
-        if (leftMs <= 0 || !(await this.#change(leftMs, signal))) {
+        if (leftMs <= 0 || !(await this.#change(leftMs, left))) {
           outcome = 'timeout';
           return decision;
         }
@@ -287,11 +295,12 @@ export class RouterService {
       return decision;
     } finally {
       this.#waiting -= 1;
+      if (outcome === 'client_gone' && !signal.aborted) outcome = 'shutting_down';
       this.#options.observe?.queueLeft(outcome, this.#now() - since);
     }
   }
 
-  /** @returns false when time ran out; throws when the caller gave up. */
+  /** @returns false when time ran out; throws when the caller gave up, or this router did. */
   #change(withinMs: number, signal: AbortSignal): Promise<boolean> {
     return new Promise((resolve, reject) => {
       const settle = (act: () => void) => {
@@ -300,7 +309,9 @@ export class RouterService {
         signal.removeEventListener('abort', leave);
         act();
       };
-      const leave = () => settle(() => reject(gone(signal)));
+      const stop = this.#stop.signal;
+      const why = () => (stop.aborted && signal.reason === stop.reason ? stop.reason : gone(signal));
+      const leave = () => settle(() => reject(why()));
       const timer = setTimeout(() => settle(() => resolve(false)), withinMs);
       const unsubscribe = this.#view.onChange(() => settle(() => resolve(true)));
       if (signal.aborted) leave();

@@ -112,7 +112,7 @@ export async function lastAccess(harness: Harness): Promise<Readonly<Record<stri
 }
 
 /** The value of one series of the admin port, labels as in the text format; 0 where it has not been counted. */
-export async function metricOf(harness: Harness, series: string): Promise<number> {
+export async function metricOf(harness: Pick<Harness, 'adminUrl'>, series: string): Promise<number> {
   const text = await (await fetch(`${harness.adminUrl}/metrics`)).text();
   const line = text.split('\n').find((candidate) => candidate.startsWith(`${series} `));
   return Number(line?.slice(series.length + 1) ?? 0);

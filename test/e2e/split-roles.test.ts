@@ -3,7 +3,7 @@ import type { Running } from '../../src/roles.ts';
 import { type SimPools, startSimPools } from '../../src/sim/pools.ts';
 import { type Sim, startSim } from '../../src/sim/start-sim.ts';
 import { configOf, contentOf, post, startQuietly } from '../support/harness.ts';
-import { chatBody, engine, errorOf, legsOf } from './ladder-support.ts';
+import { chatBody, engine, errorOf, legsOf, metricOf } from './ladder-support.ts';
 
 let stack = new AsyncDisposableStack();
 afterEach(async () => {
@@ -18,14 +18,23 @@ interface Split {
   /** The process with the router and the registry: ends it, and starts it again on the same port. */
   readonly stopRouter: () => Promise<void>;
   readonly startRouter: () => Promise<void>;
+  /** Requests that wait in the router. */
+  readonly queued: () => Promise<number>;
+}
+
+interface StartOptions {
+  readonly prefill?: number;
+  readonly decode?: number;
+  /** Of the facade. */
+  readonly timeouts?: string;
 }
 
 /** The front door in one process and the services in another, as far as one test process can have two. */
-async function start(engineOptions: { readonly prefill?: number; readonly decode?: number } = {}): Promise<Split> {
+async function start(options: StartOptions = {}): Promise<Split> {
   const pools = stack.use(
     await startSimPools({
-      prefill: engineOptions.prefill ?? 2,
-      decode: engineOptions.decode ?? 2,
+      prefill: options.prefill ?? 2,
+      decode: options.decode ?? 2,
       engine: { recordRequests: true },
     }),
   );
@@ -39,7 +48,6 @@ async function start(engineOptions: { readonly prefill?: number; readonly decode
       prefill: pools.prefill.map(({ url }) => url),
       decode: pools.decode.map(({ url }) => url),
       'rpc-port': port,
-      'admin-port': 'off',
     });
     router = (await startQuietly(config)).baton;
     port = router.addresses.rpc?.split(':').at(-1) ?? '';
@@ -52,13 +60,14 @@ async function start(engineOptions: { readonly prefill?: number; readonly decode
   stack.defer(stopRouter);
   const config = configOf(
     { roles: 'facade', 'router-url': `http://127.0.0.1:${port}`, 'rpc-port': 'off', 'admin-port': 'off' },
-    'timeouts: { queue: 400ms, router: 300ms }',
+    `timeouts: { ${options.timeouts ?? 'queue: 400ms, router: 300ms'} }`,
   );
   const { baton } = await startQuietly(config);
   stack.defer(() => baton.stop());
   const url = `http://${baton.addresses.facade}`;
   await untilReady(url, true);
-  return { pools, plain, url, stopRouter, startRouter };
+  const queued = () => metricOf({ adminUrl: `http://${router?.addresses.admin}` }, 'baton_queue_depth');
+  return { pools, plain, url, stopRouter, startRouter, queued };
 }
 
 async function untilReady(url: string, ready: boolean): Promise<void> {
@@ -143,6 +152,23 @@ test('a client that leaves while the router lets it wait: the next one is served
   await engine(pools.decode).clearFaults();
   await untilReady(url, true);
   expect((await chat(url, chatBody())).status).toBe(200);
+});
+
+test('a request that waits for an engine does not hold a router up, and is served by the next one', async () => {
+  // The wait is longer than this test may take.
+  const { pools, url, stopRouter, startRouter, queued } = await start({
+    decode: 1,
+    timeouts: 'queue: 60s, router: 60s',
+  });
+  await engine(pools.decode).setFault({ kind: 'refuse' });
+  await chat(url, chatBody());
+  await untilReady(url, false);
+  const waiting = chat(url, chatBody());
+  await expect.poll(queued).toBe(1);
+  await stopRouter();
+  await startRouter();
+  await engine(pools.decode).clearFaults();
+  expect((await waiting).status).toBe(200);
 });
 
 test('each role in a process of its own: the facade sees the pools through its router', async () => {

@@ -262,6 +262,18 @@ describe('the queue', () => {
     expect([router.queueDepth, pools.listeners, vi.getTimerCount()]).toEqual([0, 0, 0]);
   });
 
+  test('ends when the router stops, and nobody enters it then', async () => {
+    const { router, pools, left } = setup(DOWN);
+    const waiting = reasonOf(planOf(router, WAIT));
+    await vi.advanceTimersByTimeAsync(10);
+    router.stopWaiting();
+    expect(await waiting).toBe('SHUTTING_DOWN');
+    expect(await reasonOf(planOf(router, WAIT))).toBe('SHUTTING_DOWN');
+    expect(await reasonOf(planOf(router))).toBe('NO_ROUTABLE_PAIR');
+    expect(left).toEqual(['shutting_down', 'shutting_down']);
+    expect([router.queueDepth, pools.listeners, vi.getTimerCount()]).toEqual([0, 0, 0]);
+  });
+
   test('is bounded; who does not fit is told when to come again', async () => {
     const { router, pools } = setup(DOWN, 2);
     const waiting = [planOf(router, WAIT), planOf(router, WAIT)];
