@@ -17,7 +17,7 @@ export interface WatchFilesOptions<T> {
   /** Takes a new value; one that throws it is left, as if `make` had thrown. */
   readonly use?: (value: T) => void;
   readonly log: Logger;
-  /** Between two looks, milliseconds. Default 1,000. */
+  /** Between two looks, milliseconds. Default 500. */
   readonly intervalMs?: number;
 }
 
@@ -25,7 +25,7 @@ export interface WatchFilesOptions<T> {
  * Reads files at the start and again whenever they change, however they are replaced. Files that cannot be used at the
  * start are a StartError; later ones are logged, and the old value stays.
  */
-export function watchFiles<T>({ files, make, use, log, intervalMs = 1000 }: WatchFilesOptions<T>): Watched<T> {
+export function watchFiles<T>({ files, make, use, log, intervalMs = 500 }: WatchFilesOptions<T>): Watched<T> {
   const names = files.map(({ name }) => name).join(', ');
   let texts: readonly string[] = files.map(({ name, path }) => {
     const text = readText(path);

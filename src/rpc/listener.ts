@@ -159,7 +159,7 @@ export async function startRpcListener(options: RpcListenerOptions): Promise<Rpc
 const ABORTED_MS = 50;
 
 /** How long answers and the ends of streams have to reach their callers after the last call, milliseconds. */
-const LINGER_MS = 1_000;
+const LINGER_MS = 500;
 
 interface Sockets {
   readonly open: Set<Socket>;
