@@ -17,7 +17,7 @@ import type { ReplySink } from '../http/reply-sink.ts';
 import type { Logger } from '../obs/log.ts';
 import { createLogLimit } from '../obs/log-limit.ts';
 import type { Metrics } from '../obs/metrics.ts';
-import { batonErrorFrom } from '../rpc/errors.ts';
+import { batonErrorFrom, neverReached } from '../rpc/errors.ts';
 import type { FirstTokenDeps } from '../services/first-token-deps.ts';
 import type { EngineHeaders } from '../services/hand-over.ts';
 import type { InstanceView } from '../services/instance-view.ts';
@@ -54,7 +54,7 @@ export function buildFacadeOf(parts: FacadeParts): FastifyInstance {
   return buildFacade({
     handOver: {
       router,
-      reports: stack.use(new ReportSender({ router, now })),
+      reports: stack.use(new ReportSender({ router, now, neverReached })),
       engines,
       connectors: CONNECTORS,
       ...(firstToken === undefined ? {} : { firstToken }),

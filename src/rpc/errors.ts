@@ -73,6 +73,19 @@ export function isFault(error: ConnectError): boolean {
   return error.code === Code.Internal && cause !== undefined;
 }
 
+/** System errors of a connection that was never made. */
+const NO_CONNECTION: ReadonlySet<unknown> = new Set(['ECONNREFUSED', 'ENOENT', 'ENOTFOUND', 'EAI_AGAIN']);
+
+/** Whether the failure of a call proves that the other side has not begun with it. */
+export function neverReached(thrown: unknown): boolean {
+  const error = ConnectError.from(thrown);
+  if (batonErrorFrom(error, 'INTERNAL').reason === 'SHUTTING_DOWN') return true;
+  const { cause } = error;
+  if (!(cause instanceof Error)) return false;
+  // A stream that came behind the last one that an ending session takes (RFC 9113, section 8.7).
+  return ('code' in cause && NO_CONNECTION.has(cause.code)) || cause.message.includes('NGHTTP2_REFUSED_STREAM');
+}
+
 /**
  * The failure of a call to another service as a BatonError. A reason that this process knows is kept with its metadata
  * and delay; CANCELED is CLIENT_GONE; everything else is `fallback`, whose metadata then has `rpc_code` and the peer's

@@ -16,6 +16,8 @@ import { pause } from './pause.ts';
 export interface ReportSenderOptions {
   readonly router: Client<typeof Router>;
   readonly now: () => number;
+  /** Whether a failed call provably did nothing at the router. */
+  readonly neverReached: (error: unknown) => boolean;
   /** Longest time for one try. Default 5,000. */
   readonly tryMs?: number;
   /** How long a final report is tried again while the router is away. Default 15,000. */
@@ -38,7 +40,9 @@ const LONGEST_WAIT_MS = 2000;
 
 /**
  * Tells the router how plans went, off every client's path. A final report carries what the next turn needs, so it is
- * tried again while the router is away, and explained to a router that did not make the plan.
+ * tried again while the router is away, and explained to a router that did not make the plan. The handle goes along as long
+ * as no earlier try can have stored it: what was stored may have been taken since, and a store that lost its memory of the
+ * first put would keep it a second time.
  */
 export class ReportSender implements AsyncDisposable {
   readonly #options: ReportSenderOptions;
@@ -66,35 +70,46 @@ export class ReportSender implements AsyncDisposable {
   }
 
   async #deliver(first: ReportOutcomeRequest, context: () => ReportContext, mayRepeat: boolean): Promise<void> {
-    const { router, now, tryMs = 5000, keepMs = 15_000, waitMs = 100 } = this.#options;
+    const { router, now, neverReached, tryMs = 5000, keepMs = 15_000, waitMs = 100 } = this.#options;
     const { signal } = this.#stop;
     const begin = now();
-    let message = first;
+    let explained = false;
+    let mayStore = true;
     for (let wait = waitMs; ; wait = Math.min(2 * wait, LONGEST_WAIT_MS)) {
+      const lateMs = now() - begin;
+      const message = messageOf(first, { lateMs, mayStore, context: explained ? context() : undefined });
       try {
         const { planUnknown } = await router.reportOutcome(message, { timeoutMs: tryMs, signal });
-        if (!planUnknown || message.context !== undefined) return;
-        message = withContext(first, context(), now() - begin);
+        if (!planUnknown || explained) return;
+        explained = true;
         continue;
       } catch (error) {
         if (!mayRepeat || signal.aborted || now() - begin + wait > keepMs) throw error;
+        mayStore &&= neverReached(error);
       }
       await pause(wait, signal);
-      // The owner's clock ran on meanwhile.
-      message = create(ReportOutcomeRequestSchema, {
-        ...message,
-        paused: toDuration(toMs(first.paused) + now() - begin),
-      });
     }
   }
 }
 
-function withContext(first: ReportOutcomeRequest, context: ReportContext, lateMs: number): ReportOutcomeRequest {
-  const { plan, facts, legs } = context;
+interface Variant {
+  /** Since the first try: the owner's clock runs on. */
+  readonly lateMs: number;
+  readonly mayStore: boolean;
+  readonly context: ReportContext | undefined;
+}
+
+function messageOf(first: ReportOutcomeRequest, { lateMs, mayStore, context }: Variant): ReportOutcomeRequest {
+  const { handle, chain, ...rest } = first;
   return create(ReportOutcomeRequestSchema, {
-    ...first,
-    legs: [...legs],
+    ...rest,
     paused: toDuration(toMs(first.paused) + lateMs),
-    context: create(PlanContextSchema, { facts, plan: { ...plan, verdicts: [] } }),
+    ...(mayStore && handle !== undefined ? { handle } : {}),
+    ...(mayStore && chain !== undefined ? { chain } : {}),
+    ...(context === undefined ? {} : explanation(context)),
   });
+}
+
+function explanation({ plan, facts, legs }: ReportContext): Pick<ReportOutcomeRequest, 'legs' | 'context'> {
+  return { legs: [...legs], context: create(PlanContextSchema, { facts, plan: { ...plan, verdicts: [] } }) };
 }

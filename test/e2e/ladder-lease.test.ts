@@ -84,7 +84,7 @@ async function start(): Promise<Handed> {
     return handOver(
       {
         router,
-        reports: new ReportSender({ router, now: () => performance.now() }),
+        reports: new ReportSender({ router, now: () => performance.now(), neverReached: () => false }),
         engines,
         connectors: { nixl: connector },
         remoteHost: 'auto',

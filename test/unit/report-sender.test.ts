@@ -12,7 +12,9 @@ import {
   RequestFactsSchema,
   Router,
 } from '../../gen/baton/v1/router_pb.ts';
+import { BatonError } from '../../src/core/errors.ts';
 import { createDirectClient } from '../../src/rpc/direct-client.ts';
+import { connectErrorFromBaton, neverReached } from '../../src/rpc/errors.ts';
 import { toMs } from '../../src/services/durations.ts';
 import { ReportSender } from '../../src/services/report-sender.ts';
 
@@ -25,7 +27,13 @@ const CONTEXT = {
   legs: LEGS,
 };
 const report = (final: boolean) =>
-  create(ReportOutcomeRequestSchema, { planId: 'plan', final, legs: LEGS.slice(1), paused: { nanos: 5_000_000 } });
+  create(ReportOutcomeRequestSchema, {
+    planId: 'plan',
+    final,
+    legs: LEGS.slice(1),
+    handle: {},
+    paused: { nanos: 5_000_000 },
+  });
 
 /** Sends one report to a router that answers as `answer` says, and waits for its end. */
 async function deliver(final: boolean, answer: (request: ReportOutcomeRequest, call: number) => boolean, stepMs = 10) {
@@ -37,11 +45,33 @@ async function deliver(final: boolean, answer: (request: ReportOutcomeRequest, c
     },
   });
   let now = 0;
-  const sender = new ReportSender({ router, now: () => (now += stepMs), waitMs: 1 });
+  const sender = new ReportSender({ router, now: () => (now += stepMs), waitMs: 1, neverReached });
   sender.send(report(final), () => CONTEXT);
   await sender[Symbol.asyncDispose]();
   return seen;
 }
+
+test('a handle goes along only as long as no try before can have stored it', async () => {
+  const withHandle = (seen: readonly ReportOutcomeRequest[]) => seen.map(({ handle }) => handle !== undefined);
+  const refused = () => {
+    throw new ConnectError(
+      'refused',
+      Code.Unavailable,
+      undefined,
+      undefined,
+      Object.assign(new Error(), { code: 'ECONNREFUSED' }),
+    );
+  };
+  const shutting = () => {
+    throw connectErrorFromBaton(new BatonError({ reason: 'SHUTTING_DOWN', message: 'stops' }));
+  };
+  const unknown = (_: unknown, call: number) => call === 1;
+  expect(withHandle(await deliver(true, (_, call) => (call < 3 ? refused() : false)))).toEqual([true, true, true]);
+  expect(withHandle(await deliver(true, (_, call) => (call < 2 ? shutting() : false)))).toEqual([true, true]);
+  expect(withHandle(await deliver(true, unknown))).toEqual([true, true]);
+  // The answer is lost: the router may have stored it, the store lost its memory of that, and another turn have it now.
+  expect(withHandle(await deliver(true, (_, call) => (call < 2 ? away() : call === 2)))).toEqual([true, false, false]);
+});
 
 const away = () => {
   throw new ConnectError('away', Code.Unavailable);
@@ -51,7 +81,7 @@ test('a final report outlasts a router that is away, and says that it is late', 
   const seen = await deliver(true, (_request, call) => (call < 3 ? away() : false));
   expect(seen.map(({ planId }) => planId)).toEqual(['plan', 'plan', 'plan']);
   const paused = seen.map((request) => toMs(request.paused));
-  expect(paused[0]).toBe(5);
+  expect(paused[0]).toBe(15);
   expect(paused[2]).toBeGreaterThan(paused[1] ?? 0);
   expect(seen.every(({ context }) => context === undefined)).toBe(true);
 });
@@ -75,5 +105,5 @@ test('a router that does not know the plan is told all of it, once', async () =>
 });
 
 test('a router that stays away is given up', async () => {
-  expect(await deliver(true, away, 2500)).toHaveLength(4);
+  expect(await deliver(true, away, 2500)).toHaveLength(3);
 });
