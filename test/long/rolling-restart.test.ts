@@ -6,7 +6,8 @@ import { connectRemote, type RemoteServices } from '../../src/rpc/clients.ts';
 import { type SimPools, startSimPools } from '../../src/sim/pools.ts';
 import { type Sim, startSim } from '../../src/sim/start-sim.ts';
 import { type BatonProcess, startBatonProcess } from '../support/baton-process.ts';
-import { contentOf, post, type Reply } from '../support/harness.ts';
+import { Conversation, chatWithPlan } from '../support/conversation.ts';
+import type { Reply } from '../support/harness.ts';
 import { type Switchboard, startSwitchboard } from '../support/switchboard.ts';
 
 // Every role in a process of its own: two routers and two facades before one store and one registry.
@@ -50,56 +51,15 @@ beforeEach(async () => {
 });
 afterEach(() => stack.disposeAsync());
 
-interface Message {
-  readonly role: string;
-  readonly content: string;
-}
-
-/** A conversation of one client: what was said, and how its turns went. */
-class Conversation {
-  readonly id: string;
-  readonly stream: boolean;
-  readonly outcomes: string[] = [];
-  #messages: readonly Message[];
-
-  constructor(id: string, stream: boolean) {
-    this.id = id;
-    this.stream = stream;
-    this.#messages = [{ role: 'user', content: `${id} `.repeat(30) }];
-  }
-
-  /** One turn, compared with what one engine says; resolves when its handle is in the store. */
-  async turn(send: (body: unknown) => Promise<Reply>): Promise<void> {
-    const body = {
-      model: 'sim-model',
-      messages: this.#messages,
-      max_tokens: 24,
-      ignore_eos: true,
-      stream: this.stream,
-    };
-    const reply = await send({ ...body, conversation_id: this.id });
-    expect(reply.status, reply.text).toBe(200);
-    const { texts, done } = contentOf(reply.text);
-    const right = contentOf((await post(`${plain.url}/v1/chat/completions`, body)).text);
-    expect({ texts, done }).toEqual({ texts: right.texts, done: right.done });
-    this.outcomes.push(/outcome=(\w+)/.exec(reply.headers.get('x-baton-plan') ?? '')?.[1] ?? 'untold');
-    await expect
-      .poll(() => this.#claimed(), { timeout: 30_000, message: `${this.id}, turn ${this.outcomes.length}` })
-      .toEqual([false]);
-    const [text = ''] = texts;
-    this.#messages = [...this.#messages, { role: 'assistant', content: text }, { role: 'user', content: 'And then?' }];
-  }
-
-  /** Its live entries: whether each is claimed. */
-  async #claimed(): Promise<readonly boolean[]> {
-    const key = { tenant: 'anonymous', model: 'sim-model', conversationId: this.id };
+/** Resolves when the handle of the last turn is in the store, and those of the turns before are not. */
+async function untilStored({ id, outcomes }: Conversation): Promise<void> {
+  const key = { tenant: 'anonymous', model: 'sim-model', conversationId: id };
+  const claimed = async () => {
     const { entries } = await store.kvCacheStore.getEntry({ selector: { case: 'key', value: key } });
-    return entries.map(({ claimed }) => claimed);
-  }
+    return entries.map((entry) => entry.claimed);
+  };
+  await expect.poll(claimed, { timeout: 30_000, message: `${id}, turn ${outcomes.length}` }).toEqual([false]);
 }
-
-const chat = (base: string, body: unknown) =>
-  post(`${base}/v1/chat/completions`, body, { headers: { 'x-baton-debug': '1' } });
 
 /** A client that knows several facades and goes on to the next where a connection could not be used. */
 function reconnecting(facades: () => readonly BatonProcess[]): (body: unknown) => Promise<Reply> {
@@ -109,7 +69,7 @@ function reconnecting(facades: () => readonly BatonProcess[]): (body: unknown) =
       const list = facades();
       const facade = list[turn++ % list.length];
       try {
-        return await chat(facade?.url ?? '', body);
+        return await chatWithPlan(facade?.url ?? '', body);
       } catch (error) {
         // Nothing of a reply was read: `post` has no reply before its head, and no facade cuts one that has begun.
         if (tries === 5) throw error;
@@ -123,9 +83,10 @@ test('a turn on one facade and router, the next on the others: every one reads t
   for (const baton of list) stack.use(baton);
   const [one, two, ...facades] = list;
   routers.targets = [one?.rpc ?? '', two?.rpc ?? ''];
-  const conversation = new Conversation('across', true);
+  const conversation = new Conversation('across', { stream: true, plain });
   for (let index = 0; index < 6; index++) {
-    await conversation.turn((body) => chat(facades[index % 2]?.url ?? '', body));
+    await conversation.turn((body) => chatWithPlan(facades[index % 2]?.url ?? '', body));
+    await untilStored(conversation);
   }
   expect(conversation.outcomes).toEqual(['none', 'hit', 'hit', 'hit', 'hit', 'hit']);
 });
@@ -136,10 +97,16 @@ test('a rolling restart of routers and facades under load: no failed request, no
   let facade = [await startFacade(), await startFacade()];
   stack.defer(async () => void (await Promise.all([...router, ...facade].map((baton) => baton.end('SIGTERM')))));
   let over = false;
-  const conversations = Array.from({ length: 8 }, (_, index) => new Conversation(`c${index}`, index % 2 === 0));
+  const conversations = Array.from(
+    { length: 8 },
+    (_, index) => new Conversation(`c${index}`, { stream: index % 2 === 0, plain }),
+  );
   const running = conversations.map(async (conversation) => {
     const send = reconnecting(() => facade);
-    while (!over && conversation.outcomes.length < 60) await conversation.turn(send);
+    while (!over && conversation.outcomes.length < 60) {
+      await conversation.turn(send);
+      await untilStored(conversation);
+    }
   });
   const failed = Promise.all(running);
   failed.catch(() => {

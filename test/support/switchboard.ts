@@ -1,5 +1,6 @@
 import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
+import { Transform } from 'node:stream';
 
 /** A TCP address in front of several others, as a service has it in a cluster: each connection goes to the next target. */
 export interface Switchboard extends AsyncDisposable {
@@ -7,6 +8,11 @@ export interface Switchboard extends AsyncDisposable {
   readonly address: string;
   /** Where new connections go, `host:port` each; open ones stay. */
   targets: readonly string[];
+  /**
+   * How long bytes stay here on their way, milliseconds; infinite: for as long as that is so, as in a network that is
+   * parted. Bytes that wait go on when it is changed.
+   */
+  delayMs: number;
   /** Cuts all connections that are open. */
   readonly cut: () => void;
 }
@@ -14,6 +20,7 @@ export interface Switchboard extends AsyncDisposable {
 /** Listens on a free loopback port. */
 export async function startSwitchboard(targets: readonly string[] = []): Promise<Switchboard> {
   const sockets = new Set<Socket>();
+  const line = new Line();
   let turn = 0;
   const server = createServer((client) => {
     const target = board.targets[turn++ % Math.max(1, board.targets.length)];
@@ -34,7 +41,7 @@ export async function startSwitchboard(targets: readonly string[] = []): Promise
         sockets.delete(from);
         to.destroy();
       });
-      from.pipe(to);
+      from.pipe(line.stretch()).pipe(to);
     }
   });
   server.listen(0, '127.0.0.1');
@@ -46,6 +53,12 @@ export async function startSwitchboard(targets: readonly string[] = []): Promise
     address: `127.0.0.1:${(server.address() as AddressInfo).port}`,
     targets,
     cut,
+    get delayMs() {
+      return line.delayMs;
+    },
+    set delayMs(delayMs: number) {
+      line.delayMs = delayMs;
+    },
     async [Symbol.asyncDispose]() {
       const closed = once(server, 'close');
       server.close();
@@ -54,4 +67,37 @@ export async function startSwitchboard(targets: readonly string[] = []): Promise
     },
   };
   return board;
+}
+
+/** What all connections of a switchboard run through. */
+class Line {
+  readonly #waiting = new Set<() => void>();
+  #delayMs = 0;
+
+  get delayMs(): number {
+    return this.#delayMs;
+  }
+
+  set delayMs(delayMs: number) {
+    this.#delayMs = delayMs;
+    for (const pass of [...this.#waiting]) pass();
+  }
+
+  /** One direction of one connection. */
+  stretch(): Transform {
+    return new Transform({ transform: (chunk, _, done) => this.#pass(() => done(null, chunk)) });
+  }
+
+  #pass(done: () => void): void {
+    if (this.#delayMs === 0) {
+      done();
+      return;
+    }
+    const pass = () => {
+      clearTimeout(timer);
+      if (this.#waiting.delete(pass)) done();
+    };
+    const timer = this.#delayMs === Number.POSITIVE_INFINITY ? undefined : setTimeout(pass, this.#delayMs);
+    this.#waiting.add(pass);
+  }
 }
