@@ -60,8 +60,7 @@ export class EntryWatch implements Disposable {
     if (count >= this.#maxWatches) throw overLimit('tenant_watches', this.#maxWatches);
     this.#open.set(caller, count + 1);
     try {
-      this.#hub ??= this.#openHub();
-      const hub = await this.#hub;
+      const hub = await this.#shared();
       const snapshot = () => this.#snapshot(filter);
       const wants = ({ change }: Known) => passes(change, filter);
       for await (const event of hub.watch({ token, snapshot, wants, checkpointMs, signal })) yield responseOf(event);
@@ -77,7 +76,19 @@ export class EntryWatch implements Disposable {
   [Symbol.dispose](): void {
     this.#closed = true;
     this.#stopListening?.();
-    void this.#hub?.then((hub) => hub.close());
+    this.#hub?.then((hub) => hub.close()).catch(() => {});
+  }
+
+  /** The hub of all watches; one that cannot be opened, because its store is away, is opened by the next watch. */
+  async #shared(): Promise<WatchHub<Known>> {
+    this.#hub ??= this.#openHub();
+    try {
+      return await this.#hub;
+    } catch (error) {
+      this.#hub = undefined;
+      this.#stopListening?.();
+      throw error;
+    }
   }
 
   async #openHub(): Promise<WatchHub<Known>> {

@@ -1,10 +1,13 @@
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { Code } from '@connectrpc/connect';
 import { beforeEach, describe, expect, test } from 'vitest';
 import { MissReason } from '../../gen/baton/v1/kv_cache_store_pb.ts';
+import { EVERYTHING, KvCacheStoreService } from '../../src/services/kv-cache-store.ts';
 import { KEY } from '../support/kv-store.ts';
 import { needsRedis, RedisServer } from '../support/redis.ts';
+import { openDirect } from '../support/rpc-bindings.ts';
 import { miss, nextPrefix, openOn, put, SLOW, takeCall, takenOnceBack } from '../support/valkey.ts';
 
 beforeEach((context) => needsRedis(context));
@@ -124,5 +127,35 @@ describe('the server of a valkey store', () => {
     expect(taken.kind).toBe('taken');
     if (taken.kind === 'taken') await a.store.commit(taken.taken.claimId, () => true);
     expect(await a.store.stats({})).toMatchObject({ entries: 0, puts: 1, takes: 1 });
+  });
+
+  test('restarted under a watch: it begins anew and goes on, also one that was opened while the server was away', async () => {
+    await using own = await RedisServer.start();
+    await using a = await openOn(own);
+    using service = new KvCacheStoreService({ store: a.store, callerOf: () => EVERYTHING });
+    await using bound = await openDirect({ kvCacheStore: service });
+    const seen: string[] = [];
+    const watch = async () => {
+      for await (const { event } of bound.kvCacheStore.watchEntries({})) {
+        seen.push(event.case === 'upserted' ? (event.value.key?.conversationId ?? '') : (event.case ?? ''));
+      }
+    };
+    await own.kill();
+    await expect(watch()).rejects.toMatchObject({ code: Code.Unavailable });
+    await own.restart();
+    await takenOnceBack(a.store);
+    const watching = watch().catch(() => {});
+    await expect.poll(() => seen).toContain('snapshotComplete');
+    await put(a.store, { key: { conversationId: 'before' } });
+    await expect.poll(() => seen.at(-1)).toBe('before');
+    await own.kill();
+    await own.restart();
+    await takenOnceBack(a.store);
+    await put(a.store, { key: { conversationId: 'after' } });
+    await expect.poll(() => seen.at(-1), SLOW).toBe('after');
+    expect(seen.filter((word) => word !== 'checkpoint')).toContain('reset');
+    expect(seen.slice(seen.indexOf('reset'))).not.toContain('before');
+    service[Symbol.dispose]();
+    await watching;
   });
 });

@@ -23,17 +23,19 @@ local base = string.sub(M, 1, -2)
 local call = redis.call
 local info = call('INFO', 'server', 'replication')
 if string.find(info, 'role:slave', 1, true) then return redis.error_reply('READONLY this server is a replica') end
-local clock = call('HMGET', M, 't', 'g')
+local clock = call('HMGET', M, 't', 'g', 'o')
 local last = tonumber(clock[1]) or 0
 local gen = clock[2] or '0'
+local origin = tonumber(clock[3]) or 0
 local now = tonumber(ARGV[2])
 if not now then
   local time = call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 if now < last - 2000 then
-  gen = last .. '-' .. now
-  call('HSET', M, 't', now, 'g', gen)
+  gen = string.format('%.0f-%.0f', last, now)
+  origin = last
+  call('HSET', M, 't', now, 'g', gen, 'o', origin)
 elseif now < last then
   now = last
 elseif now - last >= 100 then
@@ -51,7 +53,17 @@ local EXPIRED, TAKEN, RELEASED, OWNER_GONE = 2, 3, 4, 6
 local grown, grew = {}, {}
 local watched
 
-local function rev() return call('HINCRBY', N, 'rev', 1) end
+-- Revisions of a run begin behind all of the runs before it, so that one who watches can tell old from new.
+local function rev()
+  local revision = call('HINCRBY', N, 'rev', 1)
+  if revision > 1 then return revision end
+  revision = 1000 * math.max(now, origin) + 1
+  call('HSET', N, 'rev', revision)
+  call('PEXPIRE', N, INDEX_MS)
+  return revision
+end
+
+local function newest() return tonumber(call('HGET', N, 'rev')) or rev() end
 
 local function count(tenant, field, by)
   call('HINCRBY', N, field, by)
@@ -302,7 +314,7 @@ end
 
 local function view(e, ...)
   local v = call('HMGET', P .. 'e:' .. e.id, 'm', ...)
-  local row = {e.id, tostring(e.r), e.a, e.x, e.claim and 1 or 0, e.s, e.q, e.b}
+  local row = {e.id, string.format('%.0f', tonumber(e.r)), e.a, e.x, e.claim and 1 or 0, e.s, e.q, e.b}
   for i = 1, 1 + select('#', ...) do row[8 + i] = v[i] or '' end
   return row
 end

@@ -280,7 +280,7 @@ for _, id in ipairs(ids) do
     rows[#rows + 1] = e.s ~= 'x' and view(e) or {id, '0', 0, 0, 0, 'x', e.q, 0, ''}
   end
 end
-return answer('list', tostring(call('HGET', N, 'rev') or 0), #ids, rows)
+return answer('list', string.format('%.0f', newest()), #ids, rows)
 `,
   // tenant whose counts are asked for, or ''
   stats: `
@@ -293,7 +293,7 @@ return answer('stats', counts, call('ZCARD', P .. 'd'), call('ZCARD', P .. 'zq')
   // last change that was read ('' from now on), how many, last growth of a queue that was heard of, whether changes are wanted
   tail: `
 sweep(256)
-local revision = tonumber(call('HGET', N, 'rev') or 0)
+local revision = newest()
 local queues, changes, gap = {}, {}, 0
 for i, owner in ipairs(call('ZRANGEBYSCORE', P .. 'gq', '(' .. ARGV[7], '+inf', 'LIMIT', 0, 100)) do
   queues[i] = {owner, call('ZCARD', P .. 'oq:' .. owner), call('ZSCORE', P .. 'gq', owner)}
