@@ -5,9 +5,11 @@ import { Code } from '@connectrpc/connect';
 import { beforeEach, describe, expect, test } from 'vitest';
 import { MissReason } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import { EVERYTHING, KvCacheStoreService } from '../../src/services/kv-cache-store.ts';
+import { freePort } from '../support/free-port.ts';
 import { KEY } from '../support/kv-store.ts';
 import { needsRedis, RedisServer } from '../support/redis.ts';
 import { openDirect } from '../support/rpc-bindings.ts';
+import { TLS_FOLDER } from '../support/tls.ts';
 import { miss, nextPrefix, openOn, put, SLOW, takeCall, takenOnceBack } from '../support/valkey.ts';
 
 beforeEach((context) => needsRedis(context));
@@ -158,4 +160,47 @@ describe('the server of a valkey store', () => {
     service[Symbol.dispose]();
     await watching;
   });
+
+  test('may speak TLS, and is checked', async () => {
+    const file = (name: string) => join(TLS_FOLDER, name);
+    const port = await freePort();
+    const tls = [
+      '--tls-port',
+      String(port),
+      '--tls-cert-file',
+      file('server.pem'),
+      '--tls-key-file',
+      file('server.key'),
+    ];
+    await using own = await RedisServer.start([
+      ...tls,
+      '--tls-ca-cert-file',
+      file('ca.pem'),
+      '--tls-auth-clients',
+      'no',
+    ]);
+    const url = `rediss://localhost:${port}`;
+    await using a = await openOn(own, { url, caFile: file('ca.pem') });
+    await put(a.store);
+    expect((await a.store.take(takeCall())).kind).toBe('taken');
+    await using unchecked = await openOn(own, { url });
+    await expect(put(unchecked.store)).rejects.toMatchObject({ reason: 'STORE_UNAVAILABLE' });
+  });
+
+  test('may be the primary that sentinels name, and the one they name next', async () => {
+    await using first = await RedisServer.start();
+    await using second = await RedisServer.start();
+    await second.command(`REPLICAOF 127.0.0.1 ${first.port}`);
+    await expect.poll(() => second.command('INFO replication'), SLOW).toContain('master_link_status:up');
+    await using sentinel = await RedisServer.startSentinel(first.port);
+    await expect.poll(() => sentinel.command('SENTINEL REPLICAS mymaster'), SLOW).toContain(String(second.port));
+    const sentinels = [`127.0.0.1:${sentinel.port}`];
+    await using a = await openOn(first, { url: 'valkey://unused', sentinels, sentinelName: 'mymaster' });
+    await put(a.store);
+    await first.kill();
+    await expect.poll(() => second.command('INFO replication'), { timeout: 40_000 }).toContain('role:master');
+    expect((await takenOnceBack(a.store)).kind).toBe('miss');
+    await put(a.store);
+    expect((await a.store.take(takeCall())).kind).toBe('taken');
+  }, 60_000);
 });

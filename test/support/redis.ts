@@ -1,6 +1,6 @@
 import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdtemp, rm } from 'node:fs/promises';
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { connect } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -43,14 +43,26 @@ export class RedisServer implements AsyncDisposable {
     return server;
   }
 
+  /** Starts a sentinel that alone decides, soon, whether the server on that port is down; it calls it `mymaster`. */
+  static async startSentinel(port: number): Promise<RedisServer> {
+    const sentinel = new RedisServer(await freePort(), await mkdtemp(join(tmpdir(), 'baton-redis-')), ['--sentinel']);
+    await sentinel.restart();
+    await sentinel.command(`SENTINEL MONITOR mymaster 127.0.0.1 ${port} 1`);
+    await sentinel.command('SENTINEL SET mymaster down-after-milliseconds 500');
+    return sentinel;
+  }
+
   get url(): string {
     return `redis://127.0.0.1:${this.port}`;
   }
 
   /** Starts the server again on its port and its files. */
   async restart(): Promise<void> {
-    const fixed = ['--port', String(this.port), '--bind', '127.0.0.1', '--dir', this.#dir, '--save', ''];
-    const child = spawn(PROGRAM, [...fixed, ...this.#args], { stdio: 'ignore' });
+    const isSentinel = this.#args.includes('--sentinel');
+    // A sentinel writes into its own file what it learns.
+    const file = join(this.#dir, 'redis.conf');
+    await writeFile(file, `port ${this.port}\nbind 127.0.0.1\ndir ${this.#dir}\n${isSentinel ? '' : 'save ""\n'}`);
+    const child = spawn(PROGRAM, [file, ...this.#args], { stdio: 'ignore' });
     this.#child = child;
     for (;;) {
       if (child.exitCode !== null) throw new Error(`redis-server ended with ${child.exitCode}`);
