@@ -68,7 +68,8 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   watchPools(metrics, view);
 
   const localStore = has('kvstore') ? await openStore(config.store, log, metrics, onFault, stack) : undefined;
-  // A router without a store beside it uses the one it is told of; reuse is off without one.
+  // A router without a store beside it uses the one it is told of, and a facade empties its release queues; reuse is off
+  // without one.
   const store =
     localStore?.client ??
     (config.kvstoreUrl === undefined
@@ -123,13 +124,21 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
       stack,
     };
     const facade = buildFacadeOf(parts);
-    if (localStore !== undefined) {
+    if (store !== undefined) {
       const { remoteHost } = config.kv;
       const observe = (result: string) => metrics.released(result);
       const releases = stack.use(
-        new ReleaseWorker({ store: localStore.client, view, engines, engineHeaders, remoteHost, observe }),
+        new ReleaseWorker({
+          store,
+          view,
+          engines,
+          engineHeaders,
+          remoteHost,
+          observe,
+          lookMs: localStore === undefined ? REMOTE_LOOK_MS : LOCAL_LOOK_MS,
+        }),
       );
-      stack.defer(localStore.service.onReleasable(() => releases.wake()));
+      if (localStore !== undefined) stack.defer(localStore.service.onReleasable(() => releases.wake()));
     }
     addresses.facade = await listen(facade, config.facade.host, config.facade.port, '--port', log);
     stack.defer(() => drain(facade, replies, config.timeouts.drainMs));
@@ -149,6 +158,10 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
 }
 
 const ADMIN_DRAIN_MS = 1_000;
+
+/** How often release queues are looked at, milliseconds; a store in this process tells when they grow. */
+const LOCAL_LOOK_MS = 5_000;
+const REMOTE_LOOK_MS = 1_500;
 
 /** A store that does not answer is left alone for a moment: each request would else wait for it in vain. */
 function storeBreaker(metrics: Metrics, log: Logger): Breaker {

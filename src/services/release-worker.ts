@@ -24,44 +24,76 @@ export interface ReleaseDeps {
   readonly engineHeaders: (instanceId: string, authorization: string | undefined) => EngineHeaders;
   readonly remoteHost: RemoteHostRule;
   readonly observe: (result: ReleaseResult, blocks: number) => void;
+  /** How often the queues are looked at without being told that they grew, milliseconds; a store elsewhere tells nothing. */
+  readonly lookMs: number;
 }
 
 /** Longest time for one release; it is a request for one token. */
 const RELEASE_MS = 10_000;
-/** How often queues are looked at that could not be emptied before. */
-const LOOK_MS = 5000;
+/** Longest wait for the store's answer. */
+const TAKE_MS = 5000;
+/** Longest time between two looks while the store is away. */
+const LONGEST_LOOK_MS = 30_000;
 
 /**
  * Frees blocks of decode engines that nobody will read: sends their handles with a count of 0 on requests of its own, one
  * at a time for each prefill instance. No client waits for it, and what it cannot send the engines' own limit frees.
+ * Several may work on one store: each handle is claimed by one of them.
  */
 export class ReleaseWorker implements AsyncDisposable {
   readonly #deps: ReleaseDeps;
   readonly #stop = new AbortController();
   readonly #busy = new Map<string, Promise<void>>();
-  readonly #timer: NodeJS.Timeout;
+  /** Decode instances whose queues are still to be looked at. */
+  readonly #due = new Set<string>();
+  #lookMs: number;
+  #isAway = false;
+  #timer: NodeJS.Timeout;
 
   constructor(deps: ReleaseDeps) {
     this.#deps = deps;
-    this.#timer = setInterval(() => this.wake(), LOOK_MS);
-    this.#timer.unref();
+    this.#lookMs = deps.lookMs;
+    this.#timer = this.#lookLater();
   }
 
   /** Looks at the queues at once. */
   wake(): void {
-    if (this.#stop.signal.aborted) return;
-    for (const owner of this.#deps.view.snapshot()) {
-      if (owner.role !== Role.DECODE) continue;
-      const carrier = this.#carrierFor(owner);
-      if (carrier === undefined) continue;
-      this.#busy.set(carrier.id, this.#work(owner, carrier));
-    }
+    for (const { id, role } of this.#deps.view.snapshot()) if (role === Role.DECODE) this.#due.add(id);
+    this.#next();
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
-    clearInterval(this.#timer);
+    clearTimeout(this.#timer);
     this.#stop.abort();
     await Promise.all(this.#busy.values());
+  }
+
+  /** Processes that share a store do not all ask it at once. */
+  #lookLater(): NodeJS.Timeout {
+    const timer = setTimeout(
+      () => {
+        const { lookMs } = this.#deps;
+        this.#lookMs = this.#isAway ? Math.min(2 * this.#lookMs, LONGEST_LOOK_MS) : lookMs;
+        this.#isAway = false;
+        this.wake();
+        this.#timer = this.#lookLater();
+      },
+      this.#lookMs * (0.75 + Math.random() / 2),
+    );
+    timer.unref();
+    return timer;
+  }
+
+  /** Each queue that is due and has a carrier; the others have their turn when a carrier is free again. */
+  #next(): void {
+    if (this.#stop.signal.aborted) return;
+    for (const owner of this.#deps.view.snapshot()) {
+      if (!this.#due.has(owner.id)) continue;
+      const carrier = this.#carrierFor(owner);
+      if (carrier === undefined) continue;
+      this.#due.delete(owner.id);
+      this.#busy.set(carrier.id, this.#work(owner, carrier));
+    }
   }
 
   /** An idle prefill instance that is known to read from decode instances like this one. */
@@ -81,32 +113,31 @@ export class ReleaseWorker implements AsyncDisposable {
   }
 
   async #work(owner: Instance, carrier: Instance): Promise<void> {
-    const sent = await this.#empty(owner, carrier);
+    await this.#empty(owner, carrier);
     this.#busy.delete(carrier.id);
-    // Other owners may have waited for this carrier.
-    if (sent > 0) this.wake();
+    this.#next();
   }
 
-  /** @returns how many handles were taken. */
-  async #empty(owner: Instance, carrier: Instance): Promise<number> {
-    let count = 0;
+  async #empty(owner: Instance, carrier: Instance): Promise<void> {
     while (!this.#stop.signal.aborted) {
       let taken: TakenEntry | undefined;
       try {
         const message = { idempotencyKey: randomUUID(), instanceId: owner.id, max: 1, queuedOnly: true };
-        [taken] = (await this.#deps.store.takeForRelease(message)).taken;
+        const options = { timeoutMs: TAKE_MS, signal: this.#stop.signal };
+        [taken] = (await this.#deps.store.takeForRelease(message, options)).taken;
       } catch {
-        return count;
+        // Away, or it does not let this process do that: asked less and less often.
+        this.#isAway = true;
+        this.#due.clear();
+        return;
       }
-      if (taken === undefined) return count;
-      count += 1;
+      if (taken === undefined) return;
       const result = await this.#send(taken, owner, carrier);
       this.#deps.observe(result, taken.handle?.remoteBlockIds?.groups[0]?.ids.length ?? 0);
       // Whatever came of it: it may have reached the engine.
       await this.#deps.store.commitClaim({ claimId: taken.claimId }).catch(() => undefined);
-      if (result === 'failed') return 0;
+      if (result === 'failed') return;
     }
-    return count;
   }
 
   async #send({ entry, handle }: TakenEntry, owner: Instance, carrier: Instance): Promise<ReleaseResult> {

@@ -208,3 +208,60 @@ test('each role in a process of its own: the facade sees the pools through its r
   messages.push({ role: 'assistant', content: first.text }, { role: 'user', content: 'and then?' });
   expect((await ask()).plan).toMatch(/outcome=hit;/);
 });
+
+test('a store of its own: two facades give the handles back that nobody can use any more', async () => {
+  // One carrier for two queues.
+  await using pools = await startSimPools({ prefill: 1, decode: 2, engine: { bidirectional: true, eosEvery: 0 } });
+  await using running = new AsyncDisposableStack();
+  const start = async (flags: Readonly<Record<string, string | readonly string[]>>, yaml?: string) => {
+    const { baton } = await startQuietly(configOf(flags, yaml));
+    running.defer(() => baton.stop());
+    return baton.addresses;
+  };
+  const store = await start({ roles: 'kvstore' });
+  const router = await start(
+    {
+      roles: 'router,registry',
+      'kvstore-url': `http://${store.rpc}`,
+      prefill: pools.prefill.map(({ url }) => url),
+      decode: pools.decode.map(({ url }) => url),
+    },
+    'pools: { prefill: { bidirectional: on }, decode: { bidirectional: on } }',
+  );
+  const elsewhere = { 'router-url': `http://${router.rpc}`, 'kvstore-url': `http://${store.rpc}` };
+  const facades = [await start({ roles: 'facade', ...elsewhere }), await start({ roles: 'facade', ...elsewhere })];
+  for (const { facade } of facades) await untilReady(`http://${facade}`, true);
+  const pins = () => pools.decode.map((sim) => sim.state().pins);
+  const ask = async (conversation: string, about: string) => {
+    const messages = [{ role: 'user', content: `${about} ${'and so on '.repeat(20)}` }];
+    const body = { model: 'sim-model', messages, max_tokens: 20, conversation_id: conversation };
+    const headers = { 'x-baton-debug': '1' };
+    return post(`http://${facades[0]?.facade}/v1/chat/completions`, body, { headers });
+  };
+  const talks = ['one', 'two'];
+  for (const talk of talks) await ask(talk, 'first');
+  await expect.poll(pins).toEqual([1, 1]);
+  // Another text under the same name: what is stored is compared, and no turn can use it.
+  for (const talk of talks) {
+    const reply = await ask(talk, 'something else');
+    expect(reply.headers.get('x-baton-plan')).toMatch(/outcome=miss_mismatch;/);
+  }
+  const total = async (result: string) => {
+    const series = `baton_releases_total{result="${result}"}`;
+    const counts = await Promise.all(facades.map(({ admin }) => metricOf({ adminUrl: `http://${admin}` }, series)));
+    return counts.reduce((sum, count) => sum + count, 0);
+  };
+  await expect.poll(() => total('sent'), { timeout: 20_000 }).toBe(2);
+  // What is left is of the last turns, and could be read for minutes.
+  expect(pins().reduce((sum, count) => sum + count, 0)).toBe(2);
+  expect([await total('failed'), await total('unusable')]).toEqual([0, 0]);
+  for (const sim of [...pools.prefill, ...pools.decode]) {
+    const { doubleReads, expiredReads, mismatchedPulls, hung } = sim.state();
+    expect({ doubleReads, expiredReads, mismatchedPulls, hung }).toEqual({
+      doubleReads: 0,
+      expiredReads: 0,
+      mismatchedPulls: 0,
+      hung: 0,
+    });
+  }
+});
