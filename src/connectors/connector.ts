@@ -122,7 +122,7 @@ export interface FirstTokenConnector {
   readonly name: string;
   /** The first member of the body that the protocol loses or falsifies. */
   readonly uncarried: (request: ClientRequest) => Uncarried | undefined;
-  /** Members that could shape the prompt without `/tokenize` knowing: D then answers alone. */
+  /** Members that could shape the prompt without `/tokenize` knowing, or that D may refuse and P is not shown: D then answers alone. */
   readonly unproven: (request: ClientRequest) => boolean;
   readonly readLimits: (request: ClientRequest) => TokenLimits;
   /** Alternatives a token that the client's log probabilities show. */

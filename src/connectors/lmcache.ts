@@ -65,8 +65,9 @@ export const lmcache: FirstTokenConnector = {
       : undefined;
   },
 
-  unproven({ api, body, scan }: ClientRequest): boolean {
-    return unprovenMembers(api, body, scan).some((key) => !CARRIED.has(key));
+  unproven(request: ClientRequest): boolean {
+    const { api, body, scan } = request;
+    return unprovenMembers(api, body, scan).some((key) => !CARRIED.has(key)) || hasOddStream(request);
   },
 
   readLimits(request: ClientRequest): TokenLimits {
@@ -146,6 +147,10 @@ export const lmcache: FirstTokenConnector = {
 /** Members that `unprovenMembers` does not know and that do not reach the prompt of a completion. */
 const CARRIED = new Set(['tool_choice', 'response_format', 'echo', 'best_of', 'use_beam_search']);
 
+/** Members of `stream_options` that engines know, and what they are set to. */
+const STREAM_OPTIONS = new Set(['include_usage', 'continuous_usage_stats']);
+const SWITCHES: ReadonlySet<Member['type']> = new Set(['true', 'false', 'null']);
+
 /** Chat asks for log probabilities with a flag and a count, completions with the count alone. */
 function legMembers(request: ClientRequest): readonly (readonly [string, string])[] {
   const top = readCount(request, 'top_logprobs');
@@ -180,6 +185,20 @@ function shortText(request: ClientRequest, key: string): string {
 
 function isOff(value: string): boolean {
   return value === '' || value === 'null' || value === 'false';
+}
+
+/**
+ * P is asked for a whole reply, so that D alone would judge how the client asks for a stream: after the first token has
+ * been shown. Anything but what every engine takes is odd.
+ */
+function hasOddStream(request: ClientRequest): boolean {
+  const stream = shortText(request, 'stream');
+  if (!isOff(stream) && stream !== 'true') return true;
+  const options = member(request, 'stream_options');
+  if (options === undefined) return false;
+  const scan = scanObject(request.body, options.valueStart, options.valueEnd);
+  if (stream !== 'true' || options.type !== 'object' || scan.kind !== 'object') return true;
+  return scan.members.some(({ key, type }) => !STREAM_OPTIONS.has(key) || !SWITCHES.has(type));
 }
 
 function typeOf({ body }: ClientRequest, object: Member): string {

@@ -53,6 +53,12 @@ describe('requests that cannot be handed over', () => {
     const reply = await ask({ ...CHAT, max_tokens: 0 });
     expect(reply.status).toBe(400);
     expect(reply.text).toContain('max_tokens must be at least 1');
+    // No token is shown before the engine has refused.
+    const odd = { ...CHAT, stream: 'true' };
+    const [got, want] = await Promise.all([ask(odd), post(`${harness.plain.url}/v1/chat/completions`, odd)]);
+    expect([got.status, want.status]).toEqual([400, 400]);
+    expect(JSON.parse(got.text)).toEqual(JSON.parse(want.text));
+    expect(harness.prefill.map((sim) => sim.state().requests)).toEqual([0, 0]);
     expect(await expectRight({ ...CHAT, some_new_thing: 1 })).toContain('reason=unproven_member');
   });
 });

@@ -63,6 +63,26 @@ describe('what the protocol cannot carry', () => {
   });
 });
 
+describe('how a stream is asked for', () => {
+  test.each([
+    [{ stream: true }, false],
+    [{ stream: false }, false],
+    [{ stream: null, stream_options: null }, false],
+    [{ stream: true, stream_options: {} }, false],
+    [{ stream: true, stream_options: { include_usage: true, continuous_usage_stats: null } }, false],
+    [{ stream: 'true' }, true],
+    [{ stream: 'false' }, true],
+    [{ stream: 1 }, true],
+    [{ stream: {} }, true],
+    [{ stream: true, stream_options: 'all' }, true],
+    [{ stream: true, stream_options: { include_usage: 'maybe' } }, true],
+    [{ stream: true, stream_options: { another: true } }, true],
+    [{ stream_options: { include_usage: true } }, true],
+  ])('%j is for an engine to judge: %s', (members, odd) => {
+    expect(lmcache.unproven(requestOf({ messages: MESSAGES, ...members }))).toBe(odd);
+  });
+});
+
 describe('limits', () => {
   test.each([
     [{}, { kind: 'ok', max: undefined, min: 0 }],
