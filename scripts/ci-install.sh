@@ -10,6 +10,7 @@ need() { command -v "$1" >/dev/null || missing+=("$2"); }
 need redis-server redis-server
 need curl curl
 need python3 python3
+need go golang-go
 python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
 
 if ((${#missing[@]} > 0)) && command -v apt-get >/dev/null; then
