@@ -76,7 +76,7 @@ function handle() {
 }
 
 async function measure(calls, rounds) {
-  await using stack = new AsyncDisposableStack();
+  await using stack = new globalThis.AsyncDisposableStack();
   const folder = mkdtempSync(join(tmpdir(), 'baton-bench-'));
   stack.defer(() => rmSync(folder, { recursive: true }));
   const redis = await startRedis(folder, stack);
@@ -87,7 +87,7 @@ async function measure(calls, rounds) {
   console.log(`${'backend'.padEnd(8)} ${'door'.padEnd(5)} ${'call'.padEnd(12)}     echo    store   ratio`);
   for (const backend of redis === undefined ? ['memory'] : ['memory', 'valkey']) {
     for (const door of ['tcp', 'unix']) {
-      await using run = new AsyncDisposableStack();
+      await using run = new globalThis.AsyncDisposableStack();
       const path = join(folder, `${backend}.sock`);
       const echo = await startEcho(door === 'tcp' ? 'tcp' : `${path}.echo`, run);
       const flags = ['kvstore', '--log-format', 'json', '--admin-port', 'off', '--store', backend];

@@ -147,14 +147,18 @@ export class KvCacheStoreService implements ServiceImpl<typeof KVCacheStore>, Di
         metadata: { quota: 'tenant_entries', max: '0' },
       });
     }
+    const handleBytes = toBinary(KvTransferParamsSchema, handle);
+    const { handle: _, chain: proof, ...short } = request;
+    const long = chain === undefined ? [handleBytes] : [handleBytes, bytesOf(chain.words), bytesOf(chain.tail)];
+    const plain = { ...short, ...(proof === undefined ? {} : { chain: { ...proof, digests: [], tailTokenIds: [] } }) };
     const result = await this.#store.put({
-      id: callIdOf(request.idempotencyKey, [caller.tenant, key.tenant], PutEntryRequestSchema, request),
+      id: callIdOf(request.idempotencyKey, [caller.tenant, key.tenant], PutEntryRequestSchema, plain, long),
       derivedKey: request.derivedKey,
       entry: {
         key,
         owner,
         connector,
-        handle: toBinary(KvTransferParamsSchema, handle),
+        handle: handleBytes,
         storedTokens: request.storedTokens,
         ...(chain === undefined ? {} : { chain }),
         engineBlockSize: request.engineBlockSize,
@@ -193,7 +197,7 @@ export class KvCacheStoreService implements ServiceImpl<typeof KVCacheStore>, Di
     const scopes = [caller.tenant, key.tenant];
     const prove: Prove | undefined = read && ((chain, limit) => matchChain(read.prompt, chain, limit));
     const result = await this.#store.take({
-      id: callIdOf(request.idempotencyKey, scopes, TakeEntryRequestSchema, plain, bytes),
+      id: callIdOf(request.idempotencyKey, scopes, TakeEntryRequestSchema, plain, bytes && [bytes]),
       key,
       ...(prove === undefined ? {} : { prove }),
       minTokens: readMinTokens(request.minTokens),
@@ -328,19 +332,27 @@ function guardOf(caller: StoreCaller): ClaimGuard {
     forRelease ? caller.isOperator : caller.actsForAnyTenant || tenant === caller.tenant;
 }
 
-/** Names a call within its scopes; the fingerprint covers the whole request, and `more` beside it. */
+/**
+ * Names a call within its scopes; the fingerprint covers the whole request: the message, and beside it the bytes of what was
+ * left out of it because it is long and was encoded before.
+ */
 function callIdOf<Desc extends DescMessage>(
   key: string,
   scopes: readonly string[],
   schema: Desc,
   request: MessageShape<Desc>,
-  more?: Uint8Array,
+  more: readonly Uint8Array[] = [],
 ): CallId {
-  const message = toBinary(schema, request);
-  // The length keeps a byte of the one from passing for a byte of the other.
-  const length = Buffer.from(`${message.length}:`);
-  const fingerprint = sha256(more === undefined ? [length, message] : [length, message, more]);
+  const parts = [toBinary(schema, request), ...more];
+  // The lengths keep a byte of the one from passing for a byte of the other.
+  const lengths = Buffer.from(`${parts.map((part) => part.length).join(',')}:`);
+  const fingerprint = sha256([lengths, ...parts]);
   return { scope: scopes.map((scope) => `${scope.length}:${scope}`).join(''), key, fingerprint };
+}
+
+/** The bytes of words, in no memory of their own. */
+function bytesOf(words: Uint32Array): Uint8Array {
+  return new Uint8Array(words.buffer, words.byteOffset, words.byteLength);
 }
 
 function missMessage(reason: MissReason, matchedTokens: number): TakeEntryResponse {

@@ -38,10 +38,11 @@ test(
     let over = false;
     const rage = fire.rage(() => over);
     await atOnce(ALL, (index) => fire.put(index));
-    await atOnce(CONTENDED, (index) => fire.take(index));
+    // Until processes were killed under it, however fast the machine is.
+    do await atOnce(CONTENDED, (index) => fire.take(index));
+    while (fire.kills < 4);
     over = true;
     await rage;
-    expect(fire.kills).toBeGreaterThan(3);
     expect(fire.twice).toEqual([]);
     const delivered = fire.lives.size;
     expect(delivered).toBeGreaterThan(KEYS / 2);

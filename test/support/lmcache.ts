@@ -1,4 +1,6 @@
+import { setTimeout } from 'node:timers/promises';
 import type { Config } from '../../src/config/schema.ts';
+import { StartError } from '../../src/roles/listen.ts';
 import type { SimOptions } from '../../src/sim/options.ts';
 import { type Sim, startSim } from '../../src/sim/start-sim.ts';
 import { freePort } from './free-port.ts';
@@ -86,9 +88,21 @@ export async function startLmcache(options: LmcacheOptions = {}): Promise<Lmcach
     async restart(meanwhile) {
       await baton.stop();
       await meanwhile?.();
-      ({ baton, log } = await startQuietly(config));
+      ({ baton, log } = await startOnceFree(config));
       return `http://${baton.addresses.facade}`;
     },
     [Symbol.asyncDispose]: () => resources.disposeAsync(),
   };
+}
+
+/** ZMQ frees a port a moment after its socket is closed; the end of a process would. */
+async function startOnceFree(config: Config): ReturnType<typeof startQuietly> {
+  for (let tries = 0; ; tries++) {
+    try {
+      return await startQuietly(config);
+    } catch (error) {
+      if (tries === 100 || !(error instanceof StartError) || !error.message.includes('in use')) throw error;
+      await setTimeout(50);
+    }
+  }
 }
