@@ -1,7 +1,9 @@
-import type { PackedChain } from '../core/chain.ts';
+import { CHAIN_BLOCK_TOKENS, CHAIN_DIGEST_BYTES, type PackedChain } from '../core/chain.ts';
+import { CellPool, NO_CELL } from './cell-pool.ts';
 import { Heap, type HeapNode } from './heap.ts';
 import { Sequence } from './sequence.ts';
-import type { EntryView, NewEntry, StoreFilter, StoreKey } from './store.ts';
+import { SharedValues } from './shared-values.ts';
+import type { EntryView, NewEntry, StoreFilter, StoreKey, StoreOwner } from './store.ts';
 
 /** Idle and claimed entries are live; queued ones wait to be freed; releasing ones are claimed for that. */
 export type SlotState = 'idle' | 'claimed' | 'queued' | 'releasing' | 'dead';
@@ -29,9 +31,9 @@ export interface Slot {
   readonly seq: number;
   readonly keyId: string;
   readonly about: About;
-  readonly handle: Uint8Array;
-  /** Dropped with the live state; nothing is proven against it any more. */
-  chain: PackedChain | undefined;
+  /** Where the handle lies and behind it the chain, which is dropped with the live state. */
+  cells: number;
+  readonly handleBytes: number;
   readonly chainTokens: number;
   readonly hasChain: boolean;
   readonly bytes: number;
@@ -60,11 +62,11 @@ interface TenantTally {
 
 const NO_ENTRIES: Readonly<TenantTally> = { entries: 0, bytes: 0 };
 
-/** A view that can be told later, when its durations are other ones. */
+/** What an entry was, to be told later, when its durations are other ones. */
 export interface Snapshot {
-  readonly view: Omit<EntryView, 'remainingMs' | 'ageMs'>;
-  readonly storedAt: number;
-  readonly expiresAt: number;
+  readonly slot: Pick<Slot, 'about' | 'id' | 'chainTokens' | 'hasChain' | 'storedAt' | 'expiresAt'>;
+  readonly claimed: boolean;
+  readonly revision: bigint;
 }
 
 /** Bytes of maps, heaps and objects around one entry, by measurement rounded up. */
@@ -101,22 +103,13 @@ export function isLive(state: SlotState): boolean {
 }
 
 export function snapshotOf(slot: Slot): Snapshot {
-  return {
-    view: {
-      ...slot.about,
-      entryId: slot.id,
-      chainTokens: slot.chainTokens,
-      hasChain: slot.hasChain,
-      claimed: slot.claim !== undefined,
-      revision: slot.revision,
-    },
-    storedAt: slot.storedAt,
-    expiresAt: slot.expiresAt,
-  };
+  return { slot, claimed: slot.claim !== undefined, revision: slot.revision };
 }
 
-export function viewAt({ view, storedAt, expiresAt }: Snapshot, now: number): EntryView {
-  return { ...view, remainingMs: Math.max(0, expiresAt - now), ageMs: Math.max(0, now - storedAt) };
+export function viewAt({ slot, claimed, revision }: Snapshot, now: number): EntryView {
+  const { about, id, chainTokens, hasChain, storedAt, expiresAt } = slot;
+  const times = { remainingMs: Math.max(0, expiresAt - now), ageMs: Math.max(0, now - storedAt) };
+  return { ...about, entryId: id, chainTokens, hasChain, claimed, revision, ...times };
 }
 
 /** All slots that are not dead, under every order in which they are looked for. Knows no clock and makes no decision. */
@@ -125,6 +118,9 @@ export class SlotTable {
   readonly #keys = new Map<string, Slot[]>();
   readonly #owners = new Map<string, Owner>();
   readonly #sequence = new Sequence<Slot>();
+  readonly #pool = new CellPool();
+  readonly #texts = new SharedValues<string>();
+  readonly #ownersOfEntries = new SharedValues<StoreOwner>();
   /** By expiry. */
   readonly #idle = new Heap<Slot>();
   readonly #queued = new Heap<Slot>();
@@ -207,6 +203,48 @@ export class SlotTable {
     return undefined;
   }
 
+  /** Keeps a copy of an entry's bytes, for {@link add}. */
+  keep({ handle, chain }: Pick<NewEntry, 'handle' | 'chain'>): number {
+    return this.#pool.write(chain === undefined ? [handle] : [handle, bytesOf(chain.words), bytesOf(chain.tail)]);
+  }
+
+  /** The entry's description, with what other entries also say shared with these. */
+  share(about: About): About {
+    const { key, owner, connector, storedTokens, engineBlockSize, blocks } = about;
+    const text = (value: string): string => this.#texts.of(value, value);
+    return {
+      key: {
+        tenant: text(key.tenant),
+        model: text(key.model),
+        adapter: text(key.adapter),
+        cacheSalt: key.cacheSalt,
+        conversationId: key.conversationId,
+      },
+      owner: this.#ownersOfEntries.of(ownerIdOf(owner), owner),
+      connector: text(connector),
+      storedTokens,
+      engineBlockSize,
+      blocks,
+    };
+  }
+
+  /** A copy of the handle of a slot that is not dead. */
+  handleOf(slot: Slot): Uint8Array {
+    if (slot.state === 'dead') throw new Error('a dead slot has no handle');
+    return this.#pool.read(slot.cells, 0, slot.handleBytes);
+  }
+
+  /** A copy of the chain of a live slot. */
+  chainOf(slot: Slot): PackedChain | undefined {
+    if (!slot.hasChain || !isLive(slot.state)) return undefined;
+    const blocks = Math.floor(slot.chainTokens / CHAIN_BLOCK_TOKENS);
+    const wordBytes = blocks * CHAIN_DIGEST_BYTES;
+    const tailBytes = (slot.chainTokens % CHAIN_BLOCK_TOKENS) * Uint32Array.BYTES_PER_ELEMENT;
+    const words = new Uint32Array(this.#pool.read(slot.cells, slot.handleBytes, wordBytes).buffer);
+    const tail = new Uint32Array(this.#pool.read(slot.cells, slot.handleBytes + wordBytes, tailBytes).buffer);
+    return { words, tail, tokenCount: slot.chainTokens };
+  }
+
   /** Takes in a new idle slot; its `seq` is the greatest so far. */
   add(slot: Slot): void {
     this.#slots.set(slot.id, slot);
@@ -232,7 +270,7 @@ export class SlotTable {
     this.#leave(slot, owner);
     slot.state = to;
     if (wasLive && !isLive(to)) {
-      slot.chain = undefined;
+      slot.cells = this.#pool.cut(slot.cells, slot.handleBytes);
       this.#sequence.delete(slot.seq);
       this.#dropFromKey(slot);
     }
@@ -240,6 +278,8 @@ export class SlotTable {
       this.#enter(slot, owner);
       return;
     }
+    this.#pool.cut(slot.cells, 0);
+    slot.cells = NO_CELL;
     this.#slots.delete(slot.id);
     owner.members.delete(slot);
     owner.pinnedBlocks -= slot.about.blocks;
@@ -268,7 +308,7 @@ export class SlotTable {
   }
 
   #tally(slot: Slot, owner: Owner, sign: 1 | -1): void {
-    if (slot.state === 'queued') this.#queuedBytes += sign * slot.handle.byteLength;
+    if (slot.state === 'queued') this.#queuedBytes += sign * slot.handleBytes;
     if (!isLive(slot.state)) return;
     this.#tallyTenant(slot, sign);
     owner.entries += sign;
@@ -296,4 +336,13 @@ export class SlotTable {
     if (at >= 0) ofKey.splice(at, 1);
     if (ofKey.length === 0) this.#keys.delete(slot.keyId);
   }
+}
+
+function ownerIdOf({ instanceId, engineId, compatGroup, life }: StoreOwner): string {
+  const { processStartSeconds = '', generation } = life;
+  return joinUnambiguously([instanceId, engineId, compatGroup, life.engineId, `${generation} ${processStartSeconds}`]);
+}
+
+function bytesOf(words: Uint32Array): Uint8Array {
+  return new Uint8Array(words.buffer, words.byteOffset, words.byteLength);
 }

@@ -9,7 +9,6 @@ export interface Candidate {
   readonly about: { readonly storedTokens: number; readonly owner: { readonly compatGroup: string } };
   readonly hasChain: boolean;
   readonly chainTokens: number;
-  readonly chain: PackedChain | undefined;
 }
 
 /** What a take gives, or why it gives nothing and which entries its prompt has ruled out. */
@@ -31,6 +30,7 @@ export function chooseSlot<S extends Candidate>(
   live: readonly S[],
   call: Pick<TakeCall, 'prove' | 'minTokens' | 'compatGroup'>,
   newestDead: { readonly seq: number; readonly reason: MissReason } | undefined,
+  chainOf: (slot: S) => PackedChain | undefined,
 ): Choice<S> {
   const mismatched: S[] = [];
   let best: { slot: S; matched: number } | undefined;
@@ -51,10 +51,11 @@ export function chooseSlot<S extends Candidate>(
       note(slot, MissReason.TOO_SMALL);
       continue;
     }
-    if (call.prove === undefined || slot.chain === undefined) return { kind: 'given', slot, matchedTokens: 0 };
+    if (call.prove === undefined) return { kind: 'given', slot, matchedTokens: 0 };
     // An entry that cannot beat the best is not worth the hashing.
     if (best !== undefined && tokens < best.matched) continue;
-    const matched = call.prove(slot.chain, tokens);
+    const chain = chainOf(slot);
+    const matched = chain === undefined ? 0 : call.prove(chain, tokens);
     if (matched < call.minTokens) {
       mismatched.push(slot);
       bestMismatch = Math.max(bestMismatch, matched);

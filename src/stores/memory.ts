@@ -76,6 +76,7 @@ const SAVE_SLICE = 1000;
 const TELL_EVERY_MS = 1000;
 /** Most due entries and claims that a put clears away before it refuses. */
 const QUOTA_SWEEP = 4096;
+const NONE: readonly string[] = [];
 /** Slots looked at before other work gets its turn. */
 const SLICE = 10_000;
 
@@ -327,8 +328,9 @@ export class MemoryStore implements KvStore {
   *#idleEntries(now: number): Generator<SavedEntry> {
     for (const slot of this.#life.table.after(0)) {
       if (slot.state !== 'idle' || slot.expiresAt <= now) continue;
-      const { about, handle, chain } = slot;
-      const entry = { ...about, handle, ttlMs: slot.expiresAt - now, ...(chain === undefined ? {} : { chain }) };
+      const chain = this.#life.table.chainOf(slot);
+      const handle = this.#life.table.handleOf(slot);
+      const entry = { ...slot.about, handle, ttlMs: slot.expiresAt - now, ...(chain === undefined ? {} : { chain }) };
       yield { entry, ageMs: now - slot.storedAt };
     }
   }
@@ -338,7 +340,7 @@ export class MemoryStore implements KvStore {
     this.#sweeping = undefined;
   }
 
-  #putNew(call: PutCall, now: number): { snapshot: Snapshot; displaced: readonly string[] } {
+  #putNew(call: PutCall, now: number): { readonly snapshot: Snapshot; readonly displaced: readonly string[] } {
     const { entry } = call;
     const bytes = sizeOf(entry);
     if (bytes > this.#limits.entryBytes) throw limitExceeded('entry_bytes', this.#limits.entryBytes);
@@ -377,7 +379,12 @@ export class MemoryStore implements KvStore {
     }
     const slot = this.#insert(entry, keyId, bytes, now);
     this.#counters.put(entry.key.tenant);
-    return this.#puts.remember(call.id, { snapshot: snapshotOf(slot), displaced }, now, 2 * keyId.length + 512);
+    return this.#puts.remember(
+      call.id,
+      { snapshot: snapshotOf(slot), displaced: displaced.length === 0 ? NONE : displaced },
+      now,
+      2 * keyId.length + 512,
+    );
   }
 
   /** Throws QUOTA_EXCEEDED where one more entry of the tenant, with `leaving` gone, would be over its share. */
@@ -412,14 +419,15 @@ export class MemoryStore implements KvStore {
 
   #insert(entry: NewEntry, keyId: string, bytes: number, now: number, ageMs = 0): Slot {
     const { handle, chain, ttlMs, ...about } = entry;
+    const { table } = this.#life;
     this.#lastSeq += 1;
     const slot: Slot = {
       id: `e-${this.runId}-${this.#lastSeq.toString(36).padStart(9, '0')}`,
       seq: this.#lastSeq,
       keyId,
-      about,
-      handle,
-      chain,
+      about: table.share(about),
+      cells: table.keep(entry),
+      handleBytes: handle.byteLength,
       chainTokens: chain?.tokenCount ?? 0,
       hasChain: chain !== undefined,
       bytes,
@@ -439,7 +447,8 @@ export class MemoryStore implements KvStore {
     const keyId = keyIdOf(call.key);
     const live = this.#life.liveOfKey(keyId, now);
     const candidates = call.precondition === undefined ? live : [slotAt(live, call.precondition)];
-    const choice = chooseSlot(candidates, call, this.#life.deadOfKey(keyId, now));
+    const { table } = this.#life;
+    const choice = chooseSlot(candidates, call, this.#life.deadOfKey(keyId, now), (slot) => table.chainOf(slot));
     const { tenant } = call.key;
     if (choice.kind === 'miss') {
       for (const slot of choice.mismatched) this.#life.enqueue(slot, now);
@@ -450,8 +459,8 @@ export class MemoryStore implements KvStore {
     const { slot, matchedTokens } = choice;
     const claim = this.#life.claim(slot, 'claimed', call.deadlineMs, now);
     this.#counters.taken(tenant);
-    const answer = { claim, snapshot: snapshotOf(slot), handle: slot.handle, matchedTokens };
-    return this.#takes.remember(call.id, answer, now, slot.handle.byteLength + 2 * keyId.length + 512);
+    const answer = { claim, snapshot: snapshotOf(slot), handle: table.handleOf(slot), matchedTokens };
+    return this.#takes.remember(call.id, answer, now, slot.handleBytes + 2 * keyId.length + 512);
   }
 
   #takeForReleaseNew(call: ReleaseCall, now: number): readonly TakenAnswer[] {
@@ -468,10 +477,11 @@ export class MemoryStore implements KvStore {
     const answers = slots
       .sort((a, b) => a.seq - b.seq)
       .flatMap((slot) => {
-        const { claim, handle } = slot;
-        return claim === undefined ? [] : [{ claim, snapshot: snapshotOf(slot), handle, matchedTokens: 0 }];
+        const { claim } = slot;
+        if (claim === undefined) return [];
+        return [{ claim, snapshot: snapshotOf(slot), handle: this.#life.table.handleOf(slot), matchedTokens: 0 }];
       });
-    const bytes = slots.reduce((sum, slot) => sum + slot.handle.byteLength + 2 * slot.keyId.length + 512, 0);
+    const bytes = slots.reduce((sum, slot) => sum + slot.handleBytes + 2 * slot.keyId.length + 512, 0);
     return this.#releases.remember(call.id, answers, now, bytes);
   }
 

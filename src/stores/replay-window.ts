@@ -4,7 +4,8 @@ import { idempotencyKeyReused } from './refusals.ts';
 import type { CallId } from './store.ts';
 
 interface Answer<T> {
-  readonly fingerprint: Uint8Array;
+  /** As text, which takes a fifth of an array's memory. */
+  readonly fingerprint: string;
   readonly value: T;
 }
 
@@ -23,7 +24,7 @@ export class ReplayWindow<T> {
   find(id: CallId, now: number): T | undefined {
     const answer = this.#answers.get(joinUnambiguously([id.scope, id.key]), now);
     if (answer === undefined) return undefined;
-    if (!isSame(answer.fingerprint, id.fingerprint)) {
+    if (answer.fingerprint !== textOf(id.fingerprint)) {
       throw idempotencyKeyReused(id.key);
     }
     return answer.value;
@@ -32,7 +33,12 @@ export class ReplayWindow<T> {
   /** Keeps an answer that takes about `bytes`. */
   remember(id: CallId, value: T, now: number, bytes: number): T {
     const key = joinUnambiguously([id.scope, id.key]);
-    this.#answers.set(key, { fingerprint: id.fingerprint, value }, now, OVERHEAD_BYTES + 2 * key.length + bytes);
+    this.#answers.set(
+      key,
+      { fingerprint: textOf(id.fingerprint), value },
+      now,
+      OVERHEAD_BYTES + 2 * key.length + bytes,
+    );
     return value;
   }
 
@@ -42,6 +48,6 @@ export class ReplayWindow<T> {
   }
 }
 
-function isSame(a: Uint8Array, b: Uint8Array): boolean {
-  return a.length === b.length && a.every((byte, index) => byte === b[index]);
+function textOf(bytes: Uint8Array): string {
+  return Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength).toString('latin1');
 }

@@ -60,6 +60,7 @@ export function viewOf(
 /** A live entry for the choice of a take; its chain is read only if it is compared. */
 export interface LiveRow extends Candidate {
   readonly row: Row;
+  readonly chain: PackedChain | undefined;
 }
 
 /** Reads a live entry, which ends with its chain if that was asked for. */

@@ -180,7 +180,7 @@ export class ValkeyStore implements KvStore {
     const candidates = call.precondition === undefined ? live : [rowAt(live, call.precondition)];
     const why = looked.list(4);
     const dead = why.length === 0 ? undefined : { seq: why.number(0), reason: reasonOf(why.number(1)) };
-    const choice = chooseSlot(candidates, call, dead);
+    const choice = chooseSlot(candidates, call, dead, ({ chain }) => chain);
     if (choice.kind === 'given') {
       const { row } = choice.slot;
       return [row.entryId, String(row.revision), choice.matchedTokens, 0];
