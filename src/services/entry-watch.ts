@@ -4,13 +4,13 @@ import {
   type WatchEntriesResponse,
   WatchEntriesResponseSchema,
 } from '../../gen/baton/v1/kv_cache_store_pb.ts';
-import { WatchCheckpointSchema, WatchResetSchema, WatchSnapshotCompleteSchema } from '../../gen/baton/v1/watch_pb.ts';
 
 import type { EntryView, KvStore, StoreChange, StoreFilter } from '../stores/store.ts';
 import { SYSTEM_CLOCK } from './clock.ts';
 import { overLimit } from './kv-store-arguments.ts';
 import { entryMessage } from './kv-store-messages.ts';
 import { type WatchEvent, WatchHub } from './watch-hub.ts';
+import { frameOf } from './watch-messages.ts';
 
 /** One watch as the service asks for it. */
 export interface EntryWatchRequest {
@@ -137,12 +137,6 @@ function responseOf(event: WatchEvent<Known>): WatchEntriesResponse {
 
 function bodyOf(event: WatchEvent<Known>): WatchEntriesResponse['event'] {
   switch (event.kind) {
-    case 'reset':
-      return { case: 'reset', value: create(WatchResetSchema, { reason: event.reason }) };
-    case 'snapshot-complete':
-      return { case: 'snapshotComplete', value: create(WatchSnapshotCompleteSchema, { count: event.count }) };
-    case 'checkpoint':
-      return { case: 'checkpoint', value: create(WatchCheckpointSchema) };
     case 'snapshot-item':
     case 'delta': {
       const { change, at } = event.value;
@@ -156,5 +150,7 @@ function bodyOf(event: WatchEvent<Known>): WatchEntriesResponse['event'] {
       const remainingMs = Math.max(0, entry.remainingMs - late);
       return { case: 'upserted', value: entryMessage({ ...entry, remainingMs, ageMs: entry.ageMs + late }) };
     }
+    default:
+      return frameOf(event);
   }
 }

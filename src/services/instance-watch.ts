@@ -6,9 +6,9 @@ import {
   type WatchInstancesResponse,
   WatchInstancesResponseSchema,
 } from '../../gen/baton/v1/pool_registry_pb.ts';
-import { WatchCheckpointSchema, WatchResetSchema, WatchSnapshotCompleteSchema } from '../../gen/baton/v1/watch_pb.ts';
 import { passesFilter } from './instance-filter.ts';
 import type { WatchEvent } from './watch-hub.ts';
+import { frameOf } from './watch-messages.ts';
 
 /** Turns hub events into responses; a change of an instance that the filter hides gives a removal or nothing. */
 export async function* toWatchResponses(
@@ -33,12 +33,6 @@ export async function* toWatchResponses(
 
   function responseEvent(event: WatchEvent<Instance>): WatchInstancesResponse['event'] | undefined {
     switch (event.kind) {
-      case 'reset':
-        return { case: 'reset', value: create(WatchResetSchema, { reason: event.reason }) };
-      case 'snapshot-complete':
-        return { case: 'snapshotComplete', value: create(WatchSnapshotCompleteSchema, { count: event.count }) };
-      case 'checkpoint':
-        return { case: 'checkpoint', value: create(WatchCheckpointSchema) };
       case 'snapshot-item':
       case 'delta': {
         const { id } = event.value;
@@ -53,6 +47,8 @@ export async function* toWatchResponses(
         const reason = event.value.state === InstanceState.GONE ? event.value.stateReason : 'filtered';
         return { case: 'removed', value: create(InstanceRemovedSchema, { instanceId: id, reason }) };
       }
+      default:
+        return frameOf(event);
     }
   }
 }
