@@ -69,8 +69,8 @@ export interface Snapshot {
   readonly revision: bigint;
 }
 
-/** Bytes of maps, heaps and objects around one entry, by measurement rounded up. */
-const OVERHEAD_BYTES = 1024;
+/** Bytes of maps, heaps, objects and the answer kept for a replay, for one entry: measured by `npm run bench:memory`. */
+const OVERHEAD_BYTES = 2048;
 
 /** One string per key, equal only for equal keys: each part is led by its length. */
 export function keyIdOf(key: StoreKey): string {

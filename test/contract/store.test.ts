@@ -379,7 +379,7 @@ describe.each(Object.keys(STORES))('store %s', (name) => {
     });
 
     test('is refused over the bytes of its tenant', async () => {
-      const { store, put } = await opened({ tenantBytes: 20_000 });
+      const { store, put } = await opened({ tenantBytes: 22_000 });
       const big = (conversationId: string) => put({ key: { conversationId }, handle: new Uint8Array(8000) });
       await big('a');
       await big('b');

@@ -11,9 +11,9 @@ import { valkeyOn } from '../support/store-backends.ts';
 const LIMITS = limits({
   entriesPerKey: 3,
   entriesPerDerivedKey: 6,
-  totalBytes: 18_000,
+  totalBytes: 34_000,
   tenantEntries: 9,
-  tenantBytes: 15_000,
+  tenantBytes: 28_000,
 });
 const BOUNDS = { ...MEMORY_BOUNDS, queueEntries: 6, tombstoneMs: 3_600_000 };
 const SEEDS = Array.from({ length: 12 }, (_, index) => index + 1);

@@ -7,7 +7,7 @@ import type { NewEntry, StoreKey, Taken } from '../../src/stores/store.ts';
 import { callId, ids, limits, newEntry, proofOf, type TestTime } from '../support/kv-store.ts';
 import { seeded } from '../support/seeded.ts';
 
-const LIMITS = limits({ entriesPerKey: 3, entriesPerDerivedKey: 6, totalBytes: 18_000 });
+const LIMITS = limits({ entriesPerKey: 3, entriesPerDerivedKey: 6, totalBytes: 34_000 });
 const QUEUE = 6;
 const RUNS = 24;
 const REPLAY_MS = 600_000;

@@ -96,7 +96,7 @@ describe('bounded work', () => {
   test('claims that are over make room before a put is refused', async () => {
     const time: TestTime = { now: 0 };
     const store = new MemoryStore(
-      { now: () => time.now, limits: limits({ totalBytes: 5000 }) },
+      { now: () => time.now, limits: limits({ totalBytes: 9000 }) },
       { ...MEMORY_BOUNDS, sweep: 0 },
     );
     const put = (conversationId: string) =>
