@@ -49,6 +49,7 @@ export class Link {
   #downSince = performance.now();
   #told: 'up' | 'down' | undefined;
   #refusal: BatonError | undefined;
+  #cause = '';
   #checked = false;
   #probing: Promise<void> | undefined;
   #timer: NodeJS.Timeout | undefined;
@@ -58,8 +59,7 @@ export class Link {
     this.#options = options;
     this.#main = `{${options.settings.prefix}}:m`;
     this.#client = clientOf(options);
-    // Why a connection failed is told by the calls that needed it.
-    this.#client.on('error', () => {});
+    this.#client.on('error', (error) => this.#noteCause(error));
     this.#client.on('close', () => this.#lost());
   }
 
@@ -121,6 +121,7 @@ export class Link {
     try {
       return await this.#eval(name, keys, [this.#run, now, queueEntries, queueBytes, ...args]);
     } catch (error) {
+      this.#noteCause(error);
       if (error instanceof Error && error.message.startsWith('OOM')) {
         throw storeUnavailable('the valkey server has no memory left', error);
       }
@@ -166,6 +167,7 @@ export class Link {
     try {
       if (!this.#checked) {
         const { refusal, warnings } = await checkServer(this.#client);
+        if (refusal !== undefined && this.#refusal === undefined) this.#notice('error', refusal.message);
         this.#refusal = refusal;
         if (refusal !== undefined) return;
         for (const warning of warnings) this.#notice('warn', warning);
@@ -174,8 +176,10 @@ export class Link {
       await this.#hello();
       if (this.#closed) return;
       this.#isUp = true;
+      this.#cause = '';
       this.#tell('up');
-    } catch {
+    } catch (error) {
+      this.#noteCause(error);
       if (performance.now() - this.#downSince < DEAF_MS) return;
       this.#downSince = performance.now();
       if (!this.#closed) this.#client.disconnect(true);
@@ -210,11 +214,19 @@ export class Link {
     this.#told = state;
     if (before === state || (before === undefined && state === 'up')) return;
     if (state === 'up') this.#notice('info', 'the valkey server is back');
-    else this.#notice('warn', 'the valkey server does not answer: nothing is stored or found until it does');
+    else
+      this.#notice('warn', 'the valkey server does not answer: nothing is stored or found until it does', this.#cause);
   }
 
-  #notice(level: StoreNotice['level'], message: string): void {
-    this.#options.onNotice({ level, message });
+  /** Keeps the word for what went wrong, such as ECONNREFUSED or WRONGPASS; the rest could tell more than it should. */
+  #noteCause(error: unknown): void {
+    if (!(error instanceof Error)) return;
+    const word = 'code' in error && typeof error.code === 'string' ? error.code : error.message.split(' ')[0];
+    if (word !== undefined && /^[A-Z_]{4,40}$/.test(word)) this.#cause = word;
+  }
+
+  #notice(level: StoreNotice['level'], message: string, cause = ''): void {
+    this.#options.onNotice({ level, message, ...(cause === '' ? {} : { fields: { cause } }) });
   }
 }
 
