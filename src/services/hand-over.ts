@@ -24,7 +24,7 @@ import { type DecodeResult, type ReplyFacts, runDecodeLeg } from './decode-leg.t
 import { toDuration, toMs } from './durations.ts';
 import type { FirstTokenDeps } from './first-token-deps.ts';
 import { handOverFirstToken } from './first-token-hand-over.ts';
-import { type FailedLeg, type LegAuth, type Refusal, refusalOf } from './leg.ts';
+import { type LegAuth, type Refusal, refusalOf } from './leg.ts';
 import { describePlan, LegBook } from './leg-book.ts';
 import { pause } from './pause.ts';
 import { DEFAULT_LEASE_MS, type Prefilled, PrefillPhase, readFor, warmOf } from './prefill-phase.ts';
@@ -285,8 +285,6 @@ class HandOver {
     let alone = this.#prefill === undefined;
     let fresh = false;
     let moved = false;
-    // A decode engine that answered a leg with a handle with an error: P may have been the one that failed.
-    let answering: Target | undefined;
     for (;;) {
       const [decode] = decodes;
       if (decode === undefined) throw new BatonError({ reason: 'INTERNAL', message: 'No decode instance is left.' });
@@ -310,22 +308,16 @@ class HandOver {
         if (!this.#book.mayRetry('lease')) return this.#end('failed', refusalOf(LEASE_RAN_OUT), undefined);
         continue;
       }
-      const input = this.#inputFor(decode, prefilled);
-      const result = await this.#decode(decode, input, fresh);
+      const result = await this.#decode(decode, this.#inputFor(decode, prefilled), fresh);
       if (result.kind === 'gone') return this.#end('gone', undefined, undefined);
       if (result.kind === 'relayed') return this.#end('ok', undefined, result.facts);
       if (result.kind === 'broken') return this.#end('broken', undefined, result.facts);
       if (result.kind === 'refused') return this.#end('refused', result.refusal, undefined);
-      let others = decodes.slice(1);
+      const others = decodes.slice(1);
       if (result.cause === 'late') {
         // Slow to connect to: another one may be quicker, and P runs again in any case.
         if (others.length > 0) decodes = others;
         continue;
-      }
-      if (!moved && input !== undefined && isOwnError(result)) answering = decode;
-      if (others.length === 0 && answering !== undefined && this.#deps.unhealthyForMs(answering.instanceId) === 0) {
-        others = [answering];
-        answering = undefined;
       }
       if (result.cause === 'not_sent') {
         if (others.length === 0) return this.#end('failed', result.refusal, undefined);
@@ -418,11 +410,6 @@ class HandOver {
       legs,
     };
   }
-}
-
-/** An error that is not "busy": asking the same engine again at once would only add to that. */
-function isOwnError({ cause, refusal }: FailedLeg): boolean {
-  return cause === 'status' && refusal.status !== 429 && refusal.status !== 503;
 }
 
 function targets(first: Target | undefined, fallbacks: readonly Target[]): readonly Target[] {
