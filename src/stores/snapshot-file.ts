@@ -1,6 +1,6 @@
 import { createHash, type Hash } from 'node:crypto';
 import { constants } from 'node:fs';
-import { type FileHandle, open, readFile, rename, rm } from 'node:fs/promises';
+import { type FileHandle, lstat, open, readFile, rename, rm } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import { setImmediate } from 'node:timers/promises';
 import type { PackedChain } from '../core/chain.ts';
@@ -20,7 +20,9 @@ export type LoadedSnapshot =
   /** The file is not a whole snapshot of this version; its entries are lost. */
   | { readonly kind: 'refused'; readonly why: string };
 
-const MAGIC = 'baton-store-1\n';
+/** What the files of every version begin with. */
+const FAMILY = 'baton-store-';
+const MAGIC = `${FAMILY}1\n`;
 const DIGEST_BYTES = 32;
 /** Entries that are written or read before other work gets its turn. */
 const SLICE = 256;
@@ -59,6 +61,7 @@ export async function lockSnapshot(file: string): Promise<AsyncDisposable> {
  * @param nowMs wall clock, milliseconds
  */
 export async function loadSnapshot(file: string, nowMs: number): Promise<LoadedSnapshot> {
+  if (!(await isSnapshot(file))) return { kind: 'none' };
   const taken = `${file}.taken`;
   // Left by a process that was killed while it read.
   await rm(taken, { force: true });
@@ -73,6 +76,28 @@ export async function loadSnapshot(file: string, nowMs: number): Promise<LoadedS
   await rm(taken);
   await syncFolder(file);
   return decode(bytes, nowMs);
+}
+
+/** Whether there is a snapshot of some version; what is somebody else's is not touched, and is no place for one either. */
+async function isSnapshot(file: string): Promise<boolean> {
+  const refused = (what: string) => new Error(`${file} ${what}; name a file for the store alone`);
+  const stats = await lstat(file).catch((error: unknown) => {
+    if (codeOf(error) === 'ENOENT') return undefined;
+    throw refused(`cannot be read (${codeOf(error)})`);
+  });
+  // Without a file the start of an earlier process may have got as far as moving it.
+  if (stats === undefined) return true;
+  if (!stats.isFile()) throw refused(stats.isDirectory() ? 'is a directory' : 'is no plain file');
+  const handle = await open(file, 'r');
+  try {
+    const head = Buffer.alloc(FAMILY.length);
+    const { bytesRead } = await handle.read(head, 0, FAMILY.length, 0);
+    if (bytesRead === 0) return false;
+    if (head.toString('latin1') !== FAMILY) throw refused('is no snapshot of a store');
+    return true;
+  } finally {
+    await handle.close();
+  }
 }
 
 /** Writes a snapshot in place of an earlier one; it is there whole or not at all. */

@@ -1,4 +1,13 @@
-import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import {
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { durationFromMs } from '@bufbuild/protobuf/wkt';
@@ -115,8 +124,6 @@ describe('a snapshot', () => {
       (bytes: Buffer) => Buffer.from(bytes.toString('latin1').replace('-1\n', '-2\n'), 'latin1'),
       'version',
     ],
-    ['another file', () => Buffer.from('hello'), 'version'],
-    ['nothing in it', () => Buffer.alloc(0), 'version'],
   ])('with %s is lost, and the store starts', async (_, change, why) => {
     const first = await open();
     await put(first.store);
@@ -126,6 +133,22 @@ describe('a snapshot', () => {
     expect(second.notices).toMatchObject([{ level: 'warn', message: expect.stringContaining(why) }]);
     expect((await second.store.stats({})).entries).toBe(0);
     await second.close();
+  });
+
+  test('is never made of what is somebody else’s: that stays as it is', async () => {
+    writeFileSync(file, 'a letter');
+    await expect(open()).rejects.toThrow(/is no snapshot of a store; name a file for the store alone/);
+    expect(readFileSync(file, 'utf8')).toBe('a letter');
+    rmSync(file);
+    mkdirSync(file);
+    await expect(open()).rejects.toThrow(/is a directory; name a file/);
+    expect(readdirSync(folder)).toEqual(['store']);
+    rmSync(file, { recursive: true });
+    writeFileSync(file, '');
+    const store = await open();
+    await put(store.store);
+    await store.close();
+    expect(readFileSync(file, 'latin1').slice(0, 12)).toBe('baton-store-');
   });
 
   test('of a time to come is lost', async () => {

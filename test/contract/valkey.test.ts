@@ -103,6 +103,16 @@ describe('a server that changes', () => {
 });
 
 describe('the server', () => {
+  test('without the database of the URL is refused, and no other one is used', async () => {
+    await using own = await RedisServer.start();
+    const url = `redis://127.0.0.1:${own.port}/99`;
+    await expect(opened({ url })).rejects.toThrow(/has no database 99; name another one/);
+    const { store } = await opened({ url: url.replace('99', '1') });
+    await put(store);
+    expect(await own.command('INFO keyspace')).toMatch(/db1:/);
+    expect(await own.command('INFO keyspace')).not.toMatch(/db0:/);
+  });
+
   test('too old is refused, with its version and what is needed', async () => {
     await using old = await oldServer('redis_version:6.2.14');
     await expect(opened({ url: old.url })).rejects.toThrow(/Redis 6\.2\.14; it needs Redis 7\.0 or Valkey 7\.2/);

@@ -16,7 +16,7 @@ const RECONNECT_MAX_MS = 1000;
 const DEAF_MS = 5000;
 
 type Argument = string | Buffer | number;
-type Client = Pick<Redis, 'callBuffer' | 'info' | 'config'> & {
+type Client = Pick<Redis, 'callBuffer' | 'info' | 'config' | 'select'> & {
   readonly connect: () => Promise<void>;
   readonly disconnect: (reconnect?: boolean) => void;
   readonly on: (event: 'error' | 'close', listener: (error?: unknown) => void) => unknown;
@@ -48,6 +48,7 @@ export class Link {
   #isUp = false;
   #downSince = performance.now();
   #told: 'up' | 'down' | undefined;
+  readonly #db: number;
   #refusal: BatonError | undefined;
   #cause = '';
   #checked = false;
@@ -58,6 +59,7 @@ export class Link {
   constructor(options: LinkOptions) {
     this.#options = options;
     this.#main = `{${options.settings.prefix}}:m`;
+    this.#db = options.settings.cluster ? 0 : dbOf(options.settings.url);
     this.#client = clientOf(options);
     this.#client.on('error', (error) => this.#noteCause(error));
     this.#client.on('close', () => this.#lost());
@@ -166,7 +168,7 @@ export class Link {
   async #look(): Promise<void> {
     try {
       if (!this.#checked) {
-        const { refusal, warnings } = await checkServer(this.#client);
+        const { refusal, warnings } = await checkServer(this.#client, this.#db);
         if (refusal !== undefined && this.#refusal === undefined) this.#notice('error', refusal.message);
         this.#refusal = refusal;
         if (refusal !== undefined) return;
@@ -239,11 +241,16 @@ function scriptOf(name: ScriptName | 'hello'): { readonly text: string; readonly
   return script;
 }
 
+/** Database in the URL, 0 without one. */
+function dbOf(url: string): number {
+  return Number(new URL(url).pathname.slice(1));
+}
+
 function clientOf({ settings, password, ca }: LinkOptions): Client {
   const url = new URL(settings.url);
   const secret = password ?? (url.password === '' ? undefined : decodeURIComponent(url.password));
   const isTls = url.protocol === 'rediss:' || url.protocol === 'valkeys:';
-  const db = Number(url.pathname.slice(1));
+  const db = dbOf(settings.url);
   const address = { host: url.hostname.replace(/^\[(.*)\]$/, '$1'), port: Number(url.port || 6379) };
   const common: RedisOptions = {
     ...(url.username === '' ? {} : { username: decodeURIComponent(url.username) }),
