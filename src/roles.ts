@@ -14,7 +14,7 @@ import { buildRegistry, firstLook, registryElsewhere, startSims, watchPools, wat
 import { buildRouter } from './roles/router.ts';
 import { openRpc } from './roles/rpc-port.ts';
 import { openStore } from './roles/store.ts';
-import { Breaker } from './rpc/breaker.ts';
+import { ServerBreaker } from './rpc/breaker.ts';
 import { createDirectClient } from './rpc/direct-client.ts';
 import type { RpcServices } from './rpc/routes.ts';
 import type { InstanceView } from './services/instance-view.ts';
@@ -164,8 +164,8 @@ const LOCAL_LOOK_MS = 5_000;
 const REMOTE_LOOK_MS = 1_500;
 
 /** A store that does not answer is left alone for a moment: each request would else wait for it in vain. */
-function storeBreaker(metrics: Metrics, log: Logger): Breaker {
-  return new Breaker({
+function storeBreaker(metrics: Metrics, log: Logger): ServerBreaker {
+  return new ServerBreaker({
     onChange(event) {
       metrics.storeBreaker(event);
       if (event === 'open') log.warn('the store does not answer; requests run without reuse until it does');

@@ -15,7 +15,7 @@ import type { KvTransferParams } from '../../gen/baton/v1/kv_transfer_pb.ts';
 import { buildChain } from '../core/chain.ts';
 import { cutHandle } from '../core/handle-edit.ts';
 import { decodeKvTransferParams, encodeKvTransferParams, numTokens } from '../core/kv-transfer.ts';
-import { Breaker, type BreakerOptions } from '../rpc/breaker.ts';
+import { ServerBreaker, type ServerBreakerOptions } from '../rpc/breaker.ts';
 import { connectRemote, type RemoteOptions } from '../rpc/clients.ts';
 import { batonErrorFrom } from '../rpc/errors.ts';
 import { sha256 } from '../services/sha256.ts';
@@ -26,7 +26,7 @@ export interface KvStoreOptions extends Omit<RemoteOptions, 'breaker'> {
   readonly budgetMs?: number;
   /** Longest time for what nobody waits for: puts, and the ends of claims. Default 2,000. */
   readonly patientMs?: number;
-  readonly breaker?: BreakerOptions;
+  readonly breaker?: ServerBreakerOptions;
 }
 
 /** What an entry is found by; the tenant is that of the token, unless the token may act for any. */
@@ -135,7 +135,7 @@ export class KvStoreClient implements Disposable {
 
   constructor(options: KvStoreOptions) {
     const { breaker, ...remote } = options;
-    const services = connectRemote({ ...remote, breaker: new Breaker(breaker) });
+    const services = connectRemote({ ...remote, breaker: new ServerBreaker(breaker) });
     this.rpc = services.kvCacheStore;
     this.#options = options;
     this.#close = () => services[Symbol.dispose]();

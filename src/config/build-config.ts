@@ -114,6 +114,11 @@ export function buildConfig(input: BuildInput): Built {
     },
     queue: file.queue,
     retry: { budgetPercent: file.retry.budget_percent },
+    breaker: {
+      failures: file.breaker.failures,
+      pairFailures: file.breaker.pair_failures,
+      openMs: file.breaker.open,
+    },
     health: { intervalMs: file.health.interval, timeoutMs: file.health.timeout, failures: file.health.failures },
     log: { level: file.log.level, format: file.log.format ?? (input.terminal ? 'pretty' : 'json') },
     lmcache: readLmcache(input, sink, instances),

@@ -120,6 +120,7 @@ export interface Config {
   readonly timeouts: TimeoutsConfig;
   readonly queue: { readonly max: number };
   readonly retry: { readonly budgetPercent: number };
+  readonly breaker: { readonly failures: number; readonly pairFailures: number; readonly openMs: number };
   readonly health: { readonly intervalMs: number; readonly timeoutMs: number; readonly failures: number };
   readonly log: { readonly level: LogLevel; readonly format: 'json' | 'pretty' };
   readonly lmcache: LmcacheConfig;
@@ -407,6 +408,19 @@ export const fileSchema = z.strictObject({
     max: field(countParser(0, MAX_COUNT), 1024, 'Requests that wait for an instance; more are answered with 503.'),
   }),
   retry: section({ budget_percent: field(countParser(0, 100), 20, 'Retries per 100 requests.') }),
+  breaker: section({
+    failures: field(
+      countParser(0, MAX_COUNT),
+      5,
+      'Failed legs in a row (transport errors, deadlines, 5xx; never 4xx) after which an engine is left alone for a while; 0: never.',
+    ),
+    pair_failures: field(countParser(0, MAX_COUNT), 3, 'The same for the hand-over between two engines; 0: never.'),
+    open: field(
+      parseDuration,
+      '5s',
+      'Until an engine or pair that was left alone is tried again; doubled with each trial that fails, up to eight times as long.',
+    ),
+  }),
   health: section({
     interval: field(parseDuration, '5s', 'Between two health checks of an engine.'),
     timeout: field(parseDuration, '2s', 'An answer to a health check.'),

@@ -28,6 +28,13 @@ export interface InstanceWords {
   readonly state: string;
 }
 
+/** A breaker that is open; `peer` is the decode instance of a pair, else empty. */
+export interface OpenBreaker {
+  readonly scope: 'instance' | 'transfer' | 'pair';
+  readonly instance: string;
+  readonly peer: string;
+}
+
 /** What the store of this process holds. */
 export interface StoreCounts {
   readonly entries: number;
@@ -69,6 +76,7 @@ export class Metrics {
   readonly #clientAborts = this.#counter('baton_client_aborts_total');
   readonly #queueWait = this.#histogram('baton_queue_wait_seconds');
   readonly #probes = this.#counter('baton_probes_total');
+  readonly #breakerChanges = this.#counter('baton_breaker_changes_total');
 
   readonly #reuse = this.#counter('baton_reuse_total');
   readonly #reuseTokens = this.#counter('baton_reuse_tokens_total');
@@ -85,6 +93,7 @@ export class Metrics {
   #readQueueDepth: () => number = () => 0;
   #readInstances: () => readonly InstanceWords[] = () => [];
   #readRegistryStale: () => boolean = () => false;
+  #readBreakers: () => readonly OpenBreaker[] = () => [];
 
   constructor(options: MetricsOptions) {
     this.#gauge('baton_build_info').set({ version: options.version, node: process.versions.node }, 1);
@@ -93,6 +102,10 @@ export class Metrics {
     this.#gauge('baton_instances', (gauge) => {
       gauge.reset();
       for (const { role, state } of this.#readInstances()) gauge.inc({ role, state });
+    });
+    this.#gauge('baton_breaker_open', (gauge) => {
+      gauge.reset();
+      for (const { scope, instance, peer } of this.#readBreakers()) gauge.set({ scope, instance, peer }, 1);
     });
     const pinned = this.#gauge('baton_pinned_kv_blocks');
     const queued = this.#gauge('baton_store_release_queue');
@@ -250,6 +263,16 @@ export class Metrics {
   /** Counts a health probe by its result word. */
   probed(result: string): void {
     this.#probes.inc({ result: this.#word('probe_result', result) });
+  }
+
+  /** Counts a breaker that opens or closes. */
+  breakerChanged(scope: OpenBreaker['scope'], to: 'open' | 'closed'): void {
+    this.#breakerChanges.inc({ scope, to });
+  }
+
+  /** Source of `baton_breaker_open`. Default none. */
+  watchBreakers(read: () => readonly OpenBreaker[]): void {
+    this.#readBreakers = read;
   }
 
   /** Source of `baton_queue_depth`. Default 0. */

@@ -131,6 +131,18 @@ export const SERIES = [
     labels: ['result'],
   },
   {
+    name: 'baton_breaker_open',
+    kind: 'gauge',
+    help: '1 for each breaker that is open: of an instance, of what an instance hands over (transfer), of a pair of instances.',
+    labels: ['scope', 'instance', 'peer'],
+  },
+  {
+    name: 'baton_breaker_changes_total',
+    kind: 'counter',
+    help: 'Breakers of instances and pairs that opened or closed.',
+    labels: ['scope', 'to'],
+  },
+  {
     name: 'baton_registry_stale',
     kind: 'gauge',
     help: '1 while the view of the instances is an old one because the registry does not answer, else 0.',

@@ -33,6 +33,7 @@ export function buildRouter(
       minUncachedTokens: config.disagg.minUncachedTokens,
     },
     queueMax: config.queue.max,
+    breaker: config.breaker,
     ...(config.identity.clientBound
       ? { bindings: new Bindings((place, reason) => metrics.rebound(place, reason)) }
       : {}),
@@ -40,11 +41,31 @@ export function buildRouter(
     observe: {
       planned: (mode, reason) => metrics.planned(mode, reason),
       queueLeft: (outcome, ms) => metrics.queueLeft(outcome, ms),
+      breaker: (owner, to) => {
+        metrics.breakerChanged(owner.scope, to);
+        if (to === 'open') log.warn({ ...owner }, BREAKER_TEXTS[owner.scope]);
+        else log.info({ ...owner }, 'a breaker has closed');
+      },
     },
   });
   metrics.watchQueueDepth(() => router.queueDepth);
+  metrics.watchBreakers(() =>
+    router.breakers
+      .open()
+      .map((owner) =>
+        owner.scope === 'pair'
+          ? { scope: owner.scope, instance: owner.prefillId, peer: owner.decodeId }
+          : { scope: owner.scope, instance: owner.instanceId, peer: '' },
+      ),
+  );
   return router;
 }
+
+const BREAKER_TEXTS = {
+  instance: 'an engine fails leg after leg and is left alone for a while',
+  transfer: 'what an engine hands over fails with others and it is left alone for a while',
+  pair: 'two engines cannot hand KV over to each other; others are used for a while',
+} as const;
 
 function policyOf(name: string): Policy {
   const policies: Readonly<Record<string, Policy>> = POLICIES;

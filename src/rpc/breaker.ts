@@ -1,8 +1,9 @@
 import { Code, ConnectError, type Interceptor } from '@connectrpc/connect';
 import { ErrorInfoSchema } from '../../gen/google/rpc/error_details_pb.ts';
+import { Breaker, type CallOutcome } from '../core/breaker.ts';
 
-/** Settings of a {@link Breaker}; times in milliseconds. */
-export interface BreakerOptions {
+/** Settings of a {@link ServerBreaker}; times in milliseconds. */
+export interface ServerBreakerOptions {
   /** Failures in a row that open it. Default 5. */
   readonly failures?: number;
   /** Time without calls after it opened, doubled with each probe that fails, up to eight times as long. Default 500. */
@@ -13,56 +14,33 @@ export interface BreakerOptions {
   readonly onChange?: (event: 'failure' | 'open' | 'closed') => void;
 }
 
-const LONGEST = 8;
-
-/**
- * Keeps a server that does not answer from costing every caller its patience: after some failures in a row it is not
- * asked for a while, and then by one call at a time until one is answered.
- */
-export class Breaker {
-  readonly #options: BreakerOptions;
+/** The breaker before a server of another process, on the clock of this one. */
+export class ServerBreaker {
+  readonly #breaker: Breaker;
   readonly #now: () => number;
-  #failed = 0;
-  #openMs = 0;
-  #openUntil = Number.NEGATIVE_INFINITY;
-  #probing = false;
+  readonly #onChange: (event: 'failure' | 'open' | 'closed') => void;
 
-  constructor(options: BreakerOptions = {}) {
-    this.#options = options;
-    this.#now = options.now ?? (() => performance.now());
+  constructor(options: ServerBreakerOptions = {}) {
+    const { failures = 5, openMs = 500, now = () => performance.now(), onChange = () => {} } = options;
+    this.#breaker = new Breaker({ failures, openMs });
+    this.#now = now;
+    this.#onChange = onChange;
   }
 
   get isOpen(): boolean {
-    return this.#openMs > 0;
+    return this.#breaker.isOpen;
   }
 
   /** Whether a call may be made; a true answer is followed by {@link note}. */
   admit(): boolean {
-    if (!this.isOpen) return true;
-    if (this.#probing || this.#now() < this.#openUntil) return false;
-    this.#probing = true;
-    return true;
+    return this.#breaker.admit(this.#now());
   }
 
-  /** How an admitted call went; `neither` where it says nothing of the server. */
-  note(outcome: 'answered' | 'failed' | 'neither'): void {
-    const { failures = 5, openMs = 500, onChange } = this.#options;
-    this.#probing = false;
-    if (outcome === 'neither') return;
-    if (outcome === 'answered') {
-      this.#failed = 0;
-      if (!this.isOpen) return;
-      this.#openMs = 0;
-      onChange?.('closed');
-      return;
-    }
-    this.#failed += 1;
-    onChange?.('failure');
-    if (this.#failed < failures) return;
-    const wasOpen = this.isOpen;
-    this.#openMs = wasOpen ? Math.min(2 * this.#openMs, LONGEST * openMs) : openMs;
-    this.#openUntil = this.#now() + this.#openMs;
-    if (!wasOpen) onChange?.('open');
+  /** How an admitted call went. */
+  note(outcome: CallOutcome): void {
+    if (outcome === 'failed') this.#onChange('failure');
+    const change = this.#breaker.note(outcome, this.#now());
+    if (change !== undefined) this.#onChange(change === 'opened' ? 'open' : 'closed');
   }
 }
 
@@ -70,7 +48,7 @@ export class Breaker {
 const GATED: ReadonlySet<string> = new Set(['GetEntry', 'TakeEntry']);
 
 /** Puts a breaker before the calls of a KVCacheStore client that requests wait for. */
-export function breakerInterceptor(breaker: Breaker): Interceptor {
+export function breakerInterceptor(breaker: ServerBreaker): Interceptor {
   return (next) => async (request) => {
     if (!GATED.has(request.method.name)) return next(request);
     if (!breaker.admit()) throw new ConnectError('the store did not answer and is not asked', Code.Unavailable);
@@ -87,7 +65,7 @@ export function breakerInterceptor(breaker: Breaker): Interceptor {
 
 const NO_ANSWER: ReadonlySet<Code> = new Set([Code.Unavailable, Code.DeadlineExceeded, Code.Internal, Code.Unknown]);
 
-function outcomeOf(error: ConnectError): 'answered' | 'failed' | 'neither' {
+function outcomeOf(error: ConnectError): CallOutcome {
   if (error.code === Code.Canceled) return 'neither';
   // A store whose own server is away answers, and is no more use than one that does not.
   if (error.code !== Code.Unavailable && error.findDetails(ErrorInfoSchema).length > 0) return 'answered';

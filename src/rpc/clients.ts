@@ -11,7 +11,7 @@ import {
 import { KVCacheStore } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import { PoolRegistry } from '../../gen/baton/v1/pool_registry_pb.ts';
 import { Router } from '../../gen/baton/v1/router_pb.ts';
-import { type Breaker, breakerInterceptor } from './breaker.ts';
+import { breakerInterceptor, type ServerBreaker } from './breaker.ts';
 import { RPC_MAX_MESSAGE_BYTES } from './limits.ts';
 
 /** Where another process serves RPC, and how to speak with it. */
@@ -27,7 +27,7 @@ export interface RemoteOptions {
   /** Sent with each call as `Authorization: Bearer TOKEN`; a function is asked anew for each call. Default none. */
   readonly token?: string | (() => string | undefined);
   /** Before the store's calls that requests wait for. Default none. */
-  readonly breaker?: Breaker;
+  readonly breaker?: ServerBreaker;
   /** For `https:` URLs. Default: the authorities that Node trusts, and no certificate of one's own. */
   readonly tls?: ClientTls;
 }

@@ -202,7 +202,8 @@ class FirstTokenHandOver {
       const [decode, ...others] = queue;
       if (decode === undefined) throw new BatonError({ reason: 'INTERNAL', message: 'No decode instance is left.' });
       const wasThere = transfer.waiter.isComplete;
-      const { result, wrote } = await this.#decode(decode, composition, max, fresh);
+      const peer = wasThere && decode === transfer.decode ? this.#prefill.instanceId : undefined;
+      const { result, wrote } = await this.#decode(decode, composition, max, fresh, peer ?? '');
       const onSame = result.kind === 'failed' && result.cause === 'stale' && !fresh;
       const hasRead = wrote || result.kind === 'relayed' || result.kind === 'broken';
       const goesOnHere = onSame && this.#book.mayRetry('stale');
@@ -231,6 +232,7 @@ class FirstTokenHandOver {
     composition: Composition,
     max: number,
     fresh: boolean,
+    peerId: string,
   ): Promise<{ readonly result: DecodeResult; readonly wrote: boolean }> {
     const { engines, limits, now, unhealthyForMs } = this.#deps;
     const { facts } = this.#request;
@@ -259,7 +261,7 @@ class FirstTokenHandOver {
       isHopeless: () => unhealthyForMs(target.instanceId) >= HOPELESS_MS,
       now,
     });
-    this.#book.noteDecode(target, result, startedAt);
+    this.#book.noteDecode(target, result, startedAt, peerId);
     return { result, wrote: sink.wrote };
   }
 

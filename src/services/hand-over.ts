@@ -375,7 +375,7 @@ class HandOver {
       isHopeless: () => unhealthyForMs(target.instanceId) >= hopelessMs,
       now,
     });
-    this.#book.noteDecode(target, result, startedAt);
+    this.#book.noteDecode(target, result, startedAt, input?.prefilled.target.instanceId ?? '');
     return result;
   }
 

@@ -100,34 +100,38 @@ export class LegBook {
     this.legs.push(create(LegReportSchema, { leg, instanceId: target.instanceId, ending, duration, ...more }));
   }
 
-  noteFailure(leg: Leg, target: Target, result: FailedLeg, startedAt: number, warm = false): void {
+  noteFailure(leg: Leg, target: Target, result: FailedLeg, startedAt: number, more: NoteDetails = {}): void {
     const httpStatus = result.cause === 'status' ? result.refusal.status : 0;
     const busy = httpStatus === 429 || httpStatus === 503;
-    this.note(leg, target, busy ? LegEnding.BUSY : FAILED_ENDINGS[result.cause], startedAt, { httpStatus, warm });
-    // Other requests should not have to find out by themselves.
-    if (result.cause === 'not_sent') this.report(false, 0, undefined);
+    this.note(leg, target, busy ? LegEnding.BUSY : FAILED_ENDINGS[result.cause], startedAt, { ...more, httpStatus });
+    // Other requests should not have to find out by themselves, and what follows may take minutes.
+    this.report(false, 0, undefined);
   }
 
-  noteDecode(target: Target, result: DecodeResult, startedAt: number): void {
+  /** @param peerInstanceId the prefill instance whose handle the leg carried; empty if it carried none */
+  noteDecode(target: Target, result: DecodeResult, startedAt: number, peerInstanceId: string): void {
     switch (result.kind) {
       case 'relayed':
         return this.note(Leg.DECODE, target, LegEnding.OK, startedAt, {
           httpStatus: result.facts.status,
           contentShown: true,
+          peerInstanceId,
         });
       case 'broken':
         return this.note(Leg.DECODE, target, BROKEN_ENDINGS[result.reason], startedAt, {
           httpStatus: result.facts.status,
           contentShown: true,
+          peerInstanceId,
         });
       case 'refused':
         return this.note(Leg.DECODE, target, LegEnding.CLIENT_ERROR, startedAt, {
           httpStatus: result.refusal.status,
+          peerInstanceId,
         });
       case 'gone':
-        return this.note(Leg.DECODE, target, LegEnding.ABORTED, startedAt);
+        return this.note(Leg.DECODE, target, LegEnding.ABORTED, startedAt, { peerInstanceId });
       case 'failed':
-        return this.noteFailure(Leg.DECODE, target, result, startedAt);
+        return this.noteFailure(Leg.DECODE, target, result, startedAt, { peerInstanceId });
     }
   }
 
@@ -176,6 +180,7 @@ export interface NoteDetails {
   readonly httpStatus?: number;
   readonly contentShown?: boolean;
   readonly warm?: boolean;
+  readonly peerInstanceId?: string;
 }
 
 /** What `x-baton-plan` says: mode, why, reuse outcome and matched tokens; no ids or addresses. */

@@ -143,7 +143,7 @@ export class PrefillPhase {
       return { kind: 'stop', ending: 'refused', refusal: problem.refusal };
     }
     if (problem !== undefined) {
-      this.#book.noteFailure(Leg.PREFILL, target, problem, startedAt, isWarm);
+      this.#book.noteFailure(Leg.PREFILL, target, problem, startedAt, { warm: isWarm });
       // Only a leg that was never sent leaves the handle unspent.
       if (isWarm && problem.cause !== 'not_sent') this.#spend(ReuseOutcome.WARM_FAILED_COLD_RETRY);
       return problem;

@@ -75,6 +75,8 @@ export interface PreparedReuse {
   readonly decision: PlanDecision;
   readonly outcome: ReuseOutcome;
   readonly handle: PrefillHandle | undefined;
+  /** Decode instance that holds what the handle names; empty without one. */
+  readonly ownerId: string;
   /** Root of the adapter that the model is; empty for a base model. */
   readonly adapter: string;
   readonly captureTokens: boolean;
@@ -155,6 +157,7 @@ export class Reuse {
       decision,
       outcome,
       handle: hit?.handle,
+      ownerId: hit?.ownerId ?? '',
       adapter: this.#parts.planner.adapterOf(facts),
       captureTokens: stored && decode !== undefined && this.#parts.habits.mayGive(decode, facts.stream),
       noteLegs: (legs, guardBreach) => {

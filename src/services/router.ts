@@ -25,8 +25,10 @@ import {
   TargetSchema,
 } from '../../gen/baton/v1/router_pb.ts';
 import { BatonError } from '../core/errors.ts';
+import { avoidPairs } from '../core/pair-order.ts';
 import { type Decision, decide, type PlanRules, type Verdict } from '../core/plan.ts';
 import type { Bindings, Place } from './bindings.ts';
+import { type BreakerSettings, Breakers, type ObserveBreaker, type Trials } from './breakers.ts';
 import { toMs } from './durations.ts';
 import type { InstanceView } from './instance-view.ts';
 import type { PreparedReuse, Reuse } from './reuse.ts';
@@ -36,6 +38,7 @@ export interface RouterOptions {
   readonly rules: Omit<PlanRules, 'turns'>;
   /** Requests that may wait for a routable pair at once. */
   readonly queueMax: number;
+  readonly breaker: BreakerSettings;
   /** Decode-to-prefill reuse; without it every plan is cold. */
   readonly reuse?: Reuse;
   /** Set where conversations keep their instances. */
@@ -50,6 +53,7 @@ export interface RouterObserver {
   readonly planned: (mode: string, reason: string) => void;
   /** A request left the queue: `routed`, `timeout`, `client_gone` or `shutting_down`. */
   readonly queueLeft: (outcome: string, milliseconds: number) => void;
+  readonly breaker: ObserveBreaker;
 }
 
 /** What the rpc layer hands to a method; any of its parts may be missing in a direct call. */
@@ -74,6 +78,7 @@ interface FinishedPlan {
 
 interface Reservation extends FinishedPlan {
   readonly instanceIds: readonly string[];
+  readonly trials: Trials | undefined;
   readonly key: string;
   readonly response: PlanRouteResponse;
   readonly expiresAt: number;
@@ -100,11 +105,15 @@ export class RouterService {
   readonly #pending = new Map<string, { readonly decision: PlanDecision; readonly expiresAt: number }>();
   readonly #stop = new AbortController();
   #waiting = 0;
+  /** What was learnt of instances and pairs that fail. */
+  readonly breakers: Breakers;
 
   constructor(view: InstanceView, options: RouterOptions) {
     this.#view = view;
     this.#options = options;
     this.#now = options.now ?? (() => performance.now());
+    const observe: ObserveBreaker = (owner, to) => options.observe?.breaker(owner, to);
+    this.breakers = new Breakers(view, options.breaker, observe, this.#now);
   }
 
   /** Legs reserved or running on an instance. */
@@ -146,7 +155,7 @@ export class RouterService {
       step?.discard();
       return raced;
     }
-    const plan = toPlan(step?.decision ?? decision, this.#options.rules.connector, randomUUID());
+    const plan = toPlan(this.#avoidPairs(step?.decision ?? decision), this.#options.rules.connector, randomUUID());
     if (step !== undefined) {
       plan.reuseOutcome = step.outcome;
       plan.captureTokens = step.captureTokens;
@@ -160,6 +169,11 @@ export class RouterService {
     this.#reserve(plan, request.planKey, response, facts, step);
     this.#options.observe?.planned(modeName(plan.mode), plan.reason);
     return response;
+  }
+
+  #avoidPairs(decision: PlanDecision): PlanDecision {
+    if (!this.breakers.hasPairs) return decision;
+    return avoidPairs(decision, (prefillId, decodeId) => this.breakers.isPairAvoided(prefillId, decodeId));
   }
 
   async #makeDecision(request: PlanRouteRequest, facts: RequestFacts, signal: AbortSignal): Promise<PlanDecision> {
@@ -200,6 +214,7 @@ export class RouterService {
     }
     const reservation = this.#reservations.get(request.planId);
     if (reservation === undefined) return this.#reportForeign(request);
+    this.#noteBreakers(request.legs, reservation.reuse);
     reservation.legs.push(...request.legs);
     reservation.reuse?.noteLegs(request.legs, request.guardBreach);
     if (request.final) {
@@ -209,12 +224,17 @@ export class RouterService {
     return create(ReportOutcomeResponseSchema);
   }
 
+  #noteBreakers(legs: readonly LegReport[], reuse: PreparedReuse | undefined): void {
+    for (const leg of legs) this.breakers.note(leg, leg.warm ? (reuse?.ownerId ?? '') : leg.peerInstanceId);
+  }
+
   /** Of a plan that another router made, or that was forgotten: with its context it ends as well as an own one. */
   async #reportForeign(request: ReportOutcomeRequest): Promise<ReportOutcomeResponse> {
     const { facts, plan } = request.context ?? {};
     if (!request.final) return create(ReportOutcomeResponseSchema);
     if (facts === undefined || plan === undefined) return create(ReportOutcomeResponseSchema, { planUnknown: true });
     const reuse = this.#options.reuse?.adopt(facts, plan);
+    this.#noteBreakers(request.legs, reuse);
     reuse?.noteLegs(request.legs, request.guardBreach);
     await this.#finish({ facts, plan, legs: request.legs, reuse }, request);
     return create(ReportOutcomeResponseSchema);
@@ -225,7 +245,9 @@ export class RouterService {
     const decision = this.#decide(facts, new Set(request.excludedInstanceIds));
     if (decision.kind !== 'plan') throw noRoute(facts, decision);
     const plan = this.#options.bindings?.look(facts, decision) ?? decision;
-    return create(ExplainRouteResponseSchema, { plan: toPlan(plan, this.#options.rules.connector, '') });
+    return create(ExplainRouteResponseSchema, {
+      plan: toPlan(this.#avoidPairs(plan), this.#options.rules.connector, ''),
+    });
   }
 
   /** Ends the claim, and stores what the turn left for the next one. */
@@ -241,13 +263,15 @@ export class RouterService {
 
   #decide(facts: RequestFacts, excluded: ReadonlySet<string>): Decision {
     const { model, bodyBytes, localReasons } = facts;
+    const open = this.breakers.avoided();
     const view = {
       instances: this.#view.snapshot(),
       excluded,
-      cooling: this.#coolingNow(),
+      cooling: open.size === 0 ? this.#coolingNow() : new Set([...this.#coolingNow(), ...open]),
       inFlight: (id: string) => this.inFlight(id),
     };
-    return decide({ model, bodyBytes, localReasons }, view, { ...this.#options.rules, turns: this.#turns });
+    const decision = decide({ model, bodyBytes, localReasons }, view, { ...this.#options.rules, turns: this.#turns });
+    return decision.kind === 'plan' && open.size > 0 ? withBreakerVerdicts(decision, open) : decision;
   }
 
   /** Decides and counts the turn at once: requests that leave the queue together must not all get the same pair. */
@@ -257,8 +281,12 @@ export class RouterService {
     const placed = this.#options.bindings?.place(facts, decision);
     // What a bound conversation takes is no turn: else conversations of an even number of turns would meet on one pair.
     const isTurn = (place: Place) => placed?.picked.includes(place) ?? true;
-    if (decision.prefill.length > 0 && isTurn('prefill')) this.#turns.prefill += 1;
-    if (isTurn('decode')) this.#turns.decode += 1;
+    const paired = this.#avoidPairs(decision);
+    for (const place of ['prefill', 'decode'] as const) {
+      const [chosen] = paired[place];
+      // Whoever stood before the chosen one has had its turn: else pools of one size would meet again at the same place.
+      if (chosen !== undefined && isTurn(place)) this.#turns[place] += decision[place].indexOf(chosen) + 1;
+    }
     return placed?.decision ?? decision;
   }
 
@@ -343,6 +371,7 @@ export class RouterService {
     for (const id of instanceIds) this.#inFlight.set(id, this.inFlight(id) + 1);
     this.#reservations.set(plan.planId, {
       instanceIds,
+      trials: this.breakers.begin(plan.prefill?.instanceId, plan.decode?.instanceId),
       key,
       response,
       expiresAt: now + PLAN_TTL_MS,
@@ -359,6 +388,7 @@ export class RouterService {
     if (reservation === undefined) return;
     this.#reservations.delete(planId);
     this.#planByKey.delete(reservation.key);
+    reservation.trials?.end();
     for (const id of reservation.instanceIds) {
       const left = this.inFlight(id) - 1;
       if (left > 0) this.#inFlight.set(id, left);
@@ -368,6 +398,13 @@ export class RouterService {
 }
 
 const NONE: ReadonlySet<string> = new Set();
+
+/** Says of the instances whose breaker is open why they were not picked; where nobody else was there, one was. */
+function withBreakerVerdicts(decision: PlanDecision, open: ReadonlySet<string>): PlanDecision {
+  const lost = (all: readonly Instance[]): readonly Verdict[] =>
+    all.slice(1).flatMap(({ id, role }) => (open.has(id) ? [{ instanceId: id, role, reason: 'breaker_open' }] : []));
+  return { ...decision, verdicts: [...decision.verdicts, ...lost(decision.prefill), ...lost(decision.decode)] };
+}
 
 /** Name of a mode as logs, metrics and headers write it. */
 export function modeName(mode: PlanMode): string {

@@ -48,6 +48,8 @@ export interface FaultRule {
   /** Exact path. */
   readonly path?: string;
   readonly model?: string;
+  /** Engine id that the handle in the request names: the two cannot talk to each other. */
+  readonly remote?: string;
   /** How many matching requests are hit; default 1, unlimited with a probability. */
   readonly count?: number;
   /** Matching requests let through first. */
@@ -68,6 +70,8 @@ export interface FaultTarget {
   readonly leg: Leg;
   readonly path: string;
   readonly model: string;
+  /** Engine id in the handle of the request; empty without one. */
+  readonly remote: string;
   readonly isReused: boolean;
 }
 
@@ -123,6 +127,7 @@ export class FaultBook {
       if (rule.leg !== undefined && rule.leg !== target.leg) continue;
       if (rule.path !== undefined && rule.path !== target.path) continue;
       if (rule.model !== undefined && rule.model !== target.model) continue;
+      if (rule.remote !== undefined && rule.remote !== target.remote) continue;
       if (rule.kind === 'reset_reused' && !target.isReused) continue;
       if (entry.skip > 0) {
         entry.skip -= 1;

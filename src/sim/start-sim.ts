@@ -69,6 +69,11 @@ export interface Sim {
   close(): Promise<void>;
 }
 
+function textOf(value: unknown, member: string): string {
+  const text = isObject(value) ? value[member] : undefined;
+  return typeof text === 'string' ? text : '';
+}
+
 function drawHex(digits: number): string {
   return randomBytes(digits / 2).toString('hex');
 }
@@ -282,10 +287,11 @@ class RunningSim implements Sim {
       return;
     }
     if (request.method === 'POST' && /^\/v1\/(chat\/)?completions$/.test(request.path)) this.received += 1;
-    const model = isObject(parsed) && typeof parsed['model'] === 'string' ? parsed['model'] : '';
+    const model = textOf(parsed, 'model');
+    const remote = isObject(parsed) ? textOf(parsed['kv_transfer_params'], 'remote_engine_id') : '';
     const fault =
       request.method === 'POST'
-        ? this.faults.match({ leg: request.leg, path: request.path, model, isReused: request.onConnection > 1 })
+        ? this.faults.match({ leg: request.leg, path: request.path, model, remote, isReused: request.onConnection > 1 })
         : undefined;
     const proceeds = fault === undefined || (await this.applyFault(exchange, fault));
     if (!proceeds || socket.destroyed) return;

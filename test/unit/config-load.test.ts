@@ -83,6 +83,7 @@ describe('defaults', () => {
       },
       queue: { max: 1024 },
       retry: { budgetPercent: 20 },
+      breaker: { failures: 5, pairFailures: 3, openMs: 5000 },
       health: { intervalMs: 5000, timeoutMs: 2000, failures: 3 },
       log: { level: 'info', format: 'json' },
       lmcache: {
@@ -151,6 +152,7 @@ describe('the file', () => {
       timeouts: { connectMs: 1000, prefillWarmPerTokenMs: 2, idleMs: 0, storeMs: 20 },
       queue: { max: 5 },
       retry: { budgetPercent: 50 },
+      breaker: { failures: 7, pairFailures: 0, openMs: 9000 },
       health: { intervalMs: 1000, timeoutMs: 300, failures: 2 },
       log: { level: 'warn', format: 'json' },
     });

@@ -23,21 +23,25 @@ interface Setup {
   readonly pools: Pools;
   readonly left: string[];
   readonly planned: string[];
+  readonly breakers: string[];
 }
 
 function setup(instances: readonly Instance[] = READY, queueMax = 2): Setup {
   const pools = new Pools(instances);
   const left: string[] = [];
   const planned: string[] = [];
+  const breakers: string[] = [];
   const router = new RouterService(pools, {
     rules: { connector: 'nixl', prefillPolicy: roundRobin, decodePolicy: roundRobin, minUncachedTokens: 0 },
     queueMax,
+    breaker: { failures: 3, pairFailures: 2, openMs: 1000 },
     observe: {
+      breaker: (owner, to) => breakers.push(`${Object.values(owner).join(' ')} ${to}`),
       planned: (mode, reason) => planned.push(`${mode} ${reason}`),
       queueLeft: (outcome) => left.push(outcome),
     },
   });
-  return { router, pools, left, planned };
+  return { router, pools, left, planned, breakers };
 }
 
 interface Ask {
@@ -210,6 +214,69 @@ describe('an instance that refused a connection', () => {
       expect(pools.noted).toEqual([]);
     },
   );
+});
+
+describe('breakers', () => {
+  const failing = async (router: RouterService, times: number) => {
+    const { planId } = await planOf(router);
+    for (let i = 0; i < times; i++) await reportLeg(router, planId, 'd2', LegEnding.SERVER_ERROR);
+    await finish(router, planId);
+  };
+
+  test('an instance that fails leg after leg is tried last, with the reason, until a trial ends well', async () => {
+    const { router, breakers } = setup();
+    await failing(router, 3);
+    expect(breakers).toEqual(['instance d2 open']);
+    const plan = await planOf(router);
+    expect([plan.decode, ...plan.decodeFallbacks].map((target) => target?.instanceId)).toEqual(['d3', 'd1', 'd2']);
+    expect(plan.verdicts).toMatchObject([{ instanceId: 'd2', reason: 'breaker_open' }]);
+    vi.advanceTimersByTime(1000);
+    expect((await planOf(router)).decode?.instanceId).toBe('d3');
+    await planOf(router);
+    const trial = await planOf(router);
+    expect(trial.decode?.instanceId).toBe('d2');
+    const during: (string | undefined)[] = [];
+    for (let i = 0; i < 3; i++) during.push((await planOf(router)).decode?.instanceId);
+    expect(during).not.toContain('d2');
+    await reportLeg(router, trial.planId, 'd2', LegEnding.OK);
+    expect(breakers.at(-1)).toBe('instance d2 closed');
+  });
+
+  test('the only instance is used in spite of it, and its success closes it', async () => {
+    const { router, breakers } = setup([prefillOf('p1'), decodeOf('d2')]);
+    await failing(router, 3);
+    const plan = await planOf(router);
+    expect([pairOf(plan), plan.verdicts.length]).toEqual(['p1>d2', 0]);
+    await reportLeg(router, plan.planId, 'd2', LegEnding.OK);
+    expect(breakers).toEqual(['instance d2 open', 'instance d2 closed']);
+  });
+
+  test('a pair that cannot hand over is avoided, in plans and in dry runs', async () => {
+    const { router } = setup();
+    for (let i = 0; i < 2; i++) {
+      const { planId } = await planOf(router);
+      const legs = [
+        create(LegReportSchema, {
+          leg: Leg.DECODE,
+          instanceId: 'd1',
+          ending: LegEnding.SERVER_ERROR,
+          peerInstanceId: 'p1',
+        }),
+      ];
+      await router.reportOutcome(create(ReportOutcomeRequestSchema, { planId, legs, final: true }));
+    }
+    const facts = { requestId: 'r', model: 'm' };
+    const pairs = new Set<string>();
+    for (let i = 0; i < 12; i++) {
+      const explained = await router.explainRoute(create(ExplainRouteRequestSchema, { facts }));
+      const plan = await planOf(router);
+      expect(explained.plan?.decode?.instanceId).toBe(plan.decode?.instanceId);
+      pairs.add(pairOf(plan));
+    }
+    expect(pairs.has('p1>d1')).toBe(false);
+    const served = [...pairs].flatMap((pair) => pair.split('>'));
+    expect([...new Set(served)].toSorted()).toEqual(READY.map(({ id }) => id).toSorted());
+  });
 });
 
 describe('the queue', () => {
