@@ -2,7 +2,7 @@
 // Processor time per call, garbage collection included: flat where the last slices are like the first. Arguments: entries (default 1000000).
 import { buildChain, matchChain, packChain, promptOfIds } from '../src/core/chain.ts';
 import { sha256 } from '../src/services/sha256.ts';
-import { MemoryStore } from '../src/stores/memory.ts';
+import { MemoryStore } from '../src/stores/memory/store.ts';
 import { STORE_LIMITS } from '../src/stores/store.ts';
 
 const total = Number(process.argv[2] ?? 1_000_000);

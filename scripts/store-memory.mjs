@@ -1,25 +1,72 @@
-// Fills the in-memory store through its service with entries of long conversations and prints, as JSON, what an entry
-// takes in memory beside its payload, and how long the event loop stood still. Needs --expose-gc.
-// Arguments: entries, tokens of each.
+// Fills a `baton kvstore` process over its unix socket with entries of long conversations and prints, as JSON, what an
+// entry takes of its memory beside the payload, and how long its event loop stood still. Linux.
+// Arguments: entries (default 100000), tokens of each (default 4096).
+import { spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
-import { monitorEventLoopDelay } from 'node:perf_hooks';
-import { setImmediate } from 'node:timers/promises';
+import { once } from 'node:events';
+import { mkdtempSync, rmSync } from 'node:fs';
+import { cpus, tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
 import { create, toBinary } from '@bufbuild/protobuf';
 import { durationFromMs } from '@bufbuild/protobuf/wkt';
-import { KVCacheStore, PutEntryRequestSchema } from '../gen/baton/v1/kv_cache_store_pb.ts';
+import { PutEntryRequestSchema } from '../gen/baton/v1/kv_cache_store_pb.ts';
 import { decodeKvTransferParams } from '../src/core/kv-transfer.ts';
-import { createDirectClient } from '../src/rpc/direct-client.ts';
-import { EVERYTHING, KvCacheStoreService } from '../src/services/kv-cache-store.ts';
-import { openMemoryStore } from '../src/stores/memory.ts';
-import { STORE_LIMITS } from '../src/stores/store.ts';
+import { connectRemote } from '../src/rpc/clients.ts';
 
+const WARM_UP = 20_000;
+const CONCURRENCY = 16;
 const count = Number(process.argv[2] ?? 100_000);
 const tokens = Number(process.argv[3] ?? 4096);
-const limits = { ...STORE_LIMITS, tenantEntries: 1_000_000, tenantBytes: STORE_LIMITS.totalBytes };
-const store = await openMemoryStore({ now: () => performance.now(), limits });
-const client = createDirectClient(KVCacheStore, new KvCacheStoreService({ store, limits, callerOf: () => EVERYTHING }));
+
+await using stack = new globalThis.AsyncDisposableStack();
+const folder = mkdtempSync(join(tmpdir(), 'baton-bench-'));
+stack.defer(() => rmSync(folder, { recursive: true }));
+const socket = join(folder, 'store.sock');
+const store = await startStore();
+const client = stack.use(connectRemote({ url: `unix:${socket}` })).kvCacheStore;
 
 let puts = 0;
+let payload = 0;
+await fill(WARM_UP);
+const before = await ask('settle');
+payload = 0;
+const begin = performance.now();
+await fill(count);
+const seconds = (performance.now() - begin) / 1000;
+const busy = await ask('look');
+const after = await ask('settle');
+const stats = await client.getStats({});
+const rounded = (value) => Number(value.toFixed(2));
+console.log(
+  JSON.stringify({
+    machine: `${cpus()[0]?.model}, ${cpus().length} cores, Node ${process.versions.node}`,
+    put: count,
+    tokens,
+    seconds: Math.round(seconds),
+    entries: stats.entries,
+    evictions: Number(stats.evictions),
+    payloadPerEntry: Math.round(payload / count),
+    rssPerEntry: Math.round((after.rss - before.rss) / (stats.entries - WARM_UP)),
+    ratio: rounded((after.rss - before.rss) / (stats.entries - WARM_UP) / (payload / count)),
+    rssMiB: Math.round(after.rss / 1024 ** 2),
+    rssAtWorkMiB: Math.round(busy.rss / 1024 ** 2),
+    countedMiB: Math.round(Number(stats.bytes) / 1024 ** 2),
+    boundMiB: Number(stats.limits?.totalBytes ?? 0) / 1024 ** 2,
+    longestLoopMs: rounded(busy.longestMs),
+    loopP999Ms: rounded(busy.p999Ms),
+    longestPauseMs: rounded(busy.longestPauseMs),
+  }),
+);
+
+async function fill(entries) {
+  const end = puts + entries;
+  const worker = async () => {
+    while (puts < end) await client.putEntry(request());
+  };
+  await Promise.all(Array.from({ length: CONCURRENCY }, worker));
+}
+
 /** A put as another process would send it: nothing of it is shared with the one before. */
 function request() {
   puts += 1;
@@ -29,7 +76,7 @@ function request() {
     `${puts % 16}_dp0","remote_request_id":"chatcmpl-${puts}-${puts * 31}","remote_host":"10.0.0.${puts % 16}",` +
     `"remote_port":5600,"tp_size":1,"remote_num_tokens":${tokens}}`;
   const bytes = randomBytes(tokens / 4);
-  return create(PutEntryRequestSchema, {
+  const message = create(PutEntryRequestSchema, {
     idempotencyKey: `3f1c2a5e-77aa-4b1e-9c55-${String(puts).padStart(12, '0')}`,
     key: {
       tenant: `tenant-${puts % 64}`,
@@ -51,52 +98,32 @@ function request() {
       tokenCount: tokens,
     },
     engineBlockSize: 16,
-    remainingTtl: durationFromMs(450_000),
+    // Nothing may run out while the memory is filled.
+    remainingTtl: durationFromMs(3_600_000),
   });
-}
-
-async function settle() {
-  for (let round = 0; round < 8; round++) {
-    globalThis.gc();
-    await setImmediate();
-  }
-  return process.memoryUsage().rss;
-}
-
-const WARM_UP = 2000;
-for (let index = 0; index < WARM_UP; index++) await client.putEntry(request());
-// What a process takes that is at work, whatever it keeps.
-for (let index = 0; index < 20_000; index++) toBinary(PutEntryRequestSchema, request());
-const before = await settle();
-const delay = monitorEventLoopDelay({ resolution: 1 });
-delay.enable();
-let payload = 0;
-let longestPut = 0;
-for (let index = 0; index < count; index++) {
-  const message = request();
   payload += toBinary(PutEntryRequestSchema, message).byteLength;
-  const begin = performance.now();
-  await client.putEntry(message);
-  longestPut = Math.max(longestPut, performance.now() - begin);
-  if (index % 8 === 0) await setImmediate();
+  return message;
 }
-await setImmediate();
-delay.disable();
-const rss = (await settle()) - before;
-const { entries, bytes, evictions } = await store.stats({});
-console.log(
-  JSON.stringify({
-    put: count,
-    tokens,
-    entries,
-    evictions,
-    payloadPerEntry: Math.round(payload / count),
-    rssPerEntry: Math.round(rss / (entries - WARM_UP)),
-    rss,
-    counted: bytes,
-    bound: limits.totalBytes,
-    longestPutMs: Number(longestPut.toFixed(2)),
-    longestLoopMs: Number((delay.max / 1e6).toFixed(2)),
-    ...process.memoryUsage(),
-  }),
-);
+
+async function startStore() {
+  const probe = join(import.meta.dirname, 'store-probe.mjs');
+  const bin = join(import.meta.dirname, '..', 'src', 'bin.ts');
+  const flags = ['kvstore', '--rpc-port', 'off', '--rpc-socket', socket, '--admin-port', 'off', '--log-format', 'json'];
+  const child = spawn(process.execPath, ['--expose-gc', '--import', probe, bin, ...flags], {
+    stdio: ['ignore', 'ignore', 'pipe', 'ipc'],
+  });
+  stack.defer(async () => {
+    const ended = once(child, 'exit');
+    child.kill('SIGTERM');
+    await ended;
+  });
+  for await (const line of createInterface({ input: child.stderr })) if (line.includes('"baton is up"')) return child;
+  throw new Error('the store did not start');
+}
+
+/** What the store's process says of itself since the last question; `settle` lets it collect its garbage first. */
+async function ask(question) {
+  const answer = once(store, 'message');
+  store.send(question);
+  return (await answer)[0];
+}

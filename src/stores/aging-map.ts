@@ -1,18 +1,22 @@
-interface Node<V> {
-  readonly key: string;
+import { ShardedMap } from './sharded-map.ts';
+
+interface Node<K, V> {
+  readonly key: K;
   readonly value: V;
   readonly at: number;
   readonly bytes: number;
-  older: Node<V> | undefined;
-  newer: Node<V> | undefined;
+  older: Node<K, V> | undefined;
+  newer: Node<K, V> | undefined;
 }
 
 /** Bounds of an {@link AgingMap}; a lifetime in milliseconds. */
-export interface AgingMapOptions {
+export interface AgingMapOptions<V> {
   readonly lifetimeMs: number;
   readonly maxCount: number;
   /** Of what is told to `set`. Default no bound. */
   readonly maxBytes?: number;
+  /** Told each value that is remembered no more. */
+  readonly onForgotten?: (value: V) => void;
 }
 
 /** How many that are too old leave with each write. */
@@ -22,14 +26,14 @@ const TRIM_PER_WRITE = 2;
  * Remembers values for a while and never more than its bounds allow; the oldest are forgotten first. Each call costs
  * the same however many values there are.
  */
-export class AgingMap<V> {
-  readonly #options: AgingMapOptions;
-  readonly #nodes = new Map<string, Node<V>>();
-  #oldest: Node<V> | undefined;
-  #newest: Node<V> | undefined;
+export class AgingMap<K extends string | number, V> {
+  readonly #options: AgingMapOptions<V>;
+  readonly #nodes = new ShardedMap<K, Node<K, V>>();
+  #oldest: Node<K, V> | undefined;
+  #newest: Node<K, V> | undefined;
   #bytes = 0;
 
-  constructor(options: AgingMapOptions) {
+  constructor(options: AgingMapOptions<V>) {
     this.#options = options;
   }
 
@@ -38,16 +42,16 @@ export class AgingMap<V> {
   }
 
   /** The value, unless it is older than the lifetime. */
-  get(key: string, now: number): V | undefined {
+  get(key: K, now: number): V | undefined {
     const node = this.#nodes.get(key);
     return node === undefined || this.#isOld(node, now) ? undefined : node.value;
   }
 
   /** Remembers a value from `now` on, in place of an earlier one. */
-  set(key: string, value: V, now: number, bytes = 0): void {
+  set(key: K, value: V, now: number, bytes = 0): void {
     const before = this.#nodes.get(key);
     if (before !== undefined) this.#drop(before);
-    const node: Node<V> = { key, value, at: now, bytes, older: this.#newest, newer: undefined };
+    const node: Node<K, V> = { key, value, at: now, bytes, older: this.#newest, newer: undefined };
     if (this.#newest !== undefined) this.#newest.newer = node;
     this.#newest = node;
     this.#oldest ??= node;
@@ -67,16 +71,17 @@ export class AgingMap<V> {
     }
   }
 
-  #isOld(node: Node<V>, now: number): boolean {
+  #isOld(node: Node<K, V>, now: number): boolean {
     return now - node.at >= this.#options.lifetimeMs;
   }
 
-  #drop(node: Node<V>): void {
+  #drop(node: Node<K, V>): void {
     this.#nodes.delete(node.key);
     this.#bytes -= node.bytes;
     if (node.older === undefined) this.#oldest = node.newer;
     else node.older.newer = node.newer;
     if (node.newer === undefined) this.#newest = node.older;
     else node.newer.older = node.older;
+    this.#options.onForgotten?.(node.value);
   }
 }

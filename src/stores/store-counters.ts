@@ -18,7 +18,7 @@ const MAX_TENANTS = 10_000;
 /** What happened since the store was opened, in all and by tenant. A tenant's counts start again when it is forgotten. */
 export class StoreCounters {
   readonly #all = noCounts();
-  readonly #tenants = new AgingMap<Counts>({ lifetimeMs: Number.POSITIVE_INFINITY, maxCount: MAX_TENANTS });
+  readonly #tenants = new AgingMap<string, Counts>({ lifetimeMs: Number.POSITIVE_INFINITY, maxCount: MAX_TENANTS });
 
   of(tenant: string | undefined): Counted {
     const counts = tenant === undefined ? this.#all : (this.#tenants.get(tenant, 0) ?? noCounts());

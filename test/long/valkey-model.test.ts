@@ -1,6 +1,6 @@
 import { afterAll, beforeAll, beforeEach, expect, test } from 'vitest';
 import { BatonError } from '../../src/core/errors.ts';
-import { MEMORY_BOUNDS, MemoryStore } from '../../src/stores/memory.ts';
+import { MEMORY_BOUNDS, MemoryStore } from '../../src/stores/memory/store.ts';
 import type { AtRevision, KvStore, StoreFilter, StoreKey } from '../../src/stores/store.ts';
 import { openValkey } from '../../src/stores/valkey/store.ts';
 import { callId, ids, limits, newEntry, proofOf, type TestTime } from '../support/kv-store.ts';
@@ -11,9 +11,9 @@ import { valkeyOn } from '../support/store-backends.ts';
 const LIMITS = limits({
   entriesPerKey: 3,
   entriesPerDerivedKey: 6,
-  totalBytes: 34_000,
+  totalBytes: 9_000,
   tenantEntries: 9,
-  tenantBytes: 28_000,
+  tenantBytes: 8_000,
 });
 const BOUNDS = { ...MEMORY_BOUNDS, queueEntries: 6, tombstoneMs: 3_600_000 };
 const SEEDS = Array.from({ length: 12 }, (_, index) => index + 1);

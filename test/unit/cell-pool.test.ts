@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { CellPool } from '../../src/stores/cell-pool.ts';
+import { CellPool } from '../../src/stores/memory/cell-pool.ts';
 
 /** Bytes that differ between strings and along each one. */
 function bytesOf(length: number, kind: number): Uint8Array {

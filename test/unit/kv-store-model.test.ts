@@ -1,13 +1,13 @@
 import { describe, expect, test } from 'vitest';
 import { MissReason } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import { BatonError } from '../../src/core/errors.ts';
-import { MEMORY_BOUNDS, MemoryStore } from '../../src/stores/memory.ts';
-import { sizeOf } from '../../src/stores/memory-slots.ts';
+import { sizeOf } from '../../src/stores/entry.ts';
+import { MEMORY_BOUNDS, MemoryStore } from '../../src/stores/memory/store.ts';
 import type { NewEntry, StoreKey, Taken } from '../../src/stores/store.ts';
 import { callId, ids, limits, newEntry, proofOf, type TestTime } from '../support/kv-store.ts';
 import { seeded } from '../support/seeded.ts';
 
-const LIMITS = limits({ entriesPerKey: 3, entriesPerDerivedKey: 6, totalBytes: 34_000 });
+const LIMITS = limits({ entriesPerKey: 3, entriesPerDerivedKey: 6, totalBytes: 9_000 });
 const QUEUE = 6;
 const RUNS = 24;
 const REPLAY_MS = 600_000;

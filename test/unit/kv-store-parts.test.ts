@@ -1,37 +1,122 @@
 import { describe, expect, test } from 'vitest';
 import { AgingMap } from '../../src/stores/aging-map.ts';
-import { Heap, type HeapNode } from '../../src/stores/heap.ts';
-import { MEMORY_BOUNDS, MemoryStore } from '../../src/stores/memory.ts';
-import { joinUnambiguously } from '../../src/stores/memory-slots.ts';
-import { Sequence } from '../../src/stores/sequence.ts';
+import { joinUnambiguously, sizeOf } from '../../src/stores/entry.ts';
+import { Families } from '../../src/stores/memory/families.ts';
+import { Heap } from '../../src/stores/memory/heap.ts';
+import { RowIndex } from '../../src/stores/memory/row-index.ts';
+import { Rows } from '../../src/stores/memory/rows.ts';
+import { Sequence } from '../../src/stores/memory/sequence.ts';
+import { MEMORY_BOUNDS, MemoryStore } from '../../src/stores/memory/store.ts';
+import { ShardedMap } from '../../src/stores/sharded-map.ts';
 import { callId, ids, KEY, limits, newEntry, proofOf, type TestTime } from '../support/kv-store.ts';
 
 describe('heap', () => {
   test('gives the smallest, whatever came and went', () => {
-    const heap = new Heap<number>();
-    const nodes: HeapNode<number>[] = [];
+    interface Item {
+      readonly priority: number;
+      place: number;
+    }
+    const heap = new Heap<Item>({
+      priority: ({ priority }) => priority,
+      place: ({ place }) => place,
+      setPlace: (item, place) => {
+        item.place = place;
+      },
+    });
+    const items: Item[] = [];
     let state = 7;
     for (let step = 0; step < 5000; step++) {
       state = (state * 48_271) % 2_147_483_647;
-      if (state % 3 === 0 && nodes.length > 0) {
-        const [node] = nodes.splice(state % nodes.length, 1);
-        if (node !== undefined) heap.remove(node);
-      } else nodes.push(heap.push(step, state % 1000));
-      expect(heap.size).toBe(nodes.length);
-      if (step % 50 === 0) expect(heap.peek()?.priority).toBe(Math.min(...nodes.map(({ priority }) => priority)));
+      if (state % 3 === 0 && items.length > 0) {
+        const [item] = items.splice(state % items.length, 1);
+        if (item !== undefined) heap.remove(item);
+      } else {
+        const item = { priority: state % 1000, place: -1 };
+        heap.push(item);
+        items.push(item);
+      }
+      expect(heap.size).toBe(items.length);
+      if (step % 50 === 0) expect(heap.peek()?.priority).toBe(Math.min(...items.map(({ priority }) => priority)));
     }
     const left: number[] = [];
     for (let next = heap.peek(); next !== undefined; next = heap.peek()) {
       left.push(next.priority);
       heap.remove(next);
     }
-    expect(left).toEqual(nodes.map(({ priority }) => priority).sort((a, b) => a - b));
+    expect(left).toEqual(items.map(({ priority }) => priority).sort((a, b) => a - b));
   });
+});
+
+describe('rows', () => {
+  test('hold what was written, and are used again', () => {
+    const rows = new Rows(3);
+    const used = Array.from({ length: 3000 }, () => rows.acquire());
+    expect(new Set(used).size).toBe(3000);
+    for (const row of used) for (const column of [0, 1, 2]) rows.set(row, column, row * 1e9 + column);
+    rows.release(5);
+    rows.release(2000);
+    expect([rows.acquire(), rows.acquire(), rows.acquire()]).toEqual([2000, 5, 3000]);
+    for (const row of used.filter((row) => row !== 5 && row !== 2000)) {
+      expect([0, 1, 2].map((column) => rows.get(row, column))).toEqual([0, 1, 2].map((column) => row * 1e9 + column));
+    }
+  });
+
+  test('are found by a hash that several share, newest first', () => {
+    const rows = new Rows(2);
+    const index = new RowIndex(rows, 1);
+    const [a, b, c, d] = [rows.acquire(), rows.acquire(), rows.acquire(), rows.acquire()];
+    for (const row of [a, b, c]) index.add(-7, row);
+    index.add(8, d);
+    expect([[...index.of(-7)], [...index.of(8)], [...index.of(9)]]).toEqual([[c, b, a], [d], []]);
+    index.delete(-7, b);
+    expect([...index.of(-7)]).toEqual([c, a]);
+    index.delete(-7, c);
+    index.delete(8, d);
+    expect([[...index.of(-7)], [...index.of(8)]]).toEqual([[a], []]);
+    index.delete(-7, a);
+    index.add(-7, d);
+    expect([...index.of(-7)]).toEqual([d]);
+  });
+});
+
+test('families are kept while they have a member', () => {
+  const { owner, connector } = newEntry();
+  const family = { tenant: 't', model: 'm', adapter: '', owner, connector };
+  const families = new Families();
+  const first = families.join(family);
+  expect(families.join({ ...family, owner: { ...owner } })).toBe(first);
+  const other = families.join({ ...family, owner: { ...owner, life: { ...owner.life, generation: 2 } } });
+  expect(other).not.toBe(first);
+  families.leave(first);
+  expect(families.get(first)).toEqual(family);
+  families.leave(first);
+  expect(() => families.get(first)).toThrow('not kept');
+  expect(families.join({ ...family, tenant: 'u' })).toBe(first);
+  expect([families.get(first).tenant, families.get(other).owner.life.generation]).toEqual(['u', 2]);
+});
+
+test('a sharded map is a map', () => {
+  const map = new ShardedMap<string | number, number>();
+  const keys = Array.from({ length: 500 }, (_, index) => (index % 2 === 0 ? `key-${index}` : -index));
+  for (const [index, key] of keys.entries()) map.set(key, index);
+  for (const key of keys.slice(100, 200)) map.delete(key);
+  map.delete('never there');
+  map.set('key-0', 1000);
+  expect(map.size).toBe(400);
+  expect(keys.map((key) => map.get(key))).toEqual(
+    keys.map((_, index) => (index === 0 ? 1000 : index >= 100 && index < 200 ? undefined : index)),
+  );
 });
 
 describe('aging map', () => {
   test('forgets at the end of the lifetime, and at its bounds the oldest', () => {
-    const map = new AgingMap<number>({ lifetimeMs: 100, maxCount: 3, maxBytes: 10 });
+    const forgotten: number[] = [];
+    const map = new AgingMap<string, number>({
+      lifetimeMs: 100,
+      maxCount: 3,
+      maxBytes: 10,
+      onForgotten: (value) => forgotten.push(value),
+    });
     map.set('a', 1, 0, 2);
     map.set('b', 2, 10, 2);
     expect([map.get('a', 99), map.get('a', 100), map.get('b', 100)]).toEqual([1, undefined, 2]);
@@ -45,12 +130,13 @@ describe('aging map', () => {
     expect(map.size).toBe(1);
     map.set('f', 7, 2000);
     expect([map.size, map.get('f', 2000)]).toEqual([1, 7]);
+    expect(forgotten).toEqual([2, 1, 3, 4, 5, 6]);
   });
 });
 
 describe('sequence', () => {
   test('goes on after any number, over gaps', () => {
-    const sequence = new Sequence<number>();
+    const sequence = new Sequence();
     const numbers = [1, 2, 1023, 1024, 1025, 5000, 900_000];
     for (const number of numbers) sequence.add(number, number);
     sequence.delete(1024);
@@ -59,6 +145,7 @@ describe('sequence', () => {
     expect([...sequence.after(2)]).toEqual([1023, 1025, 5000, 900_000]);
     expect([...sequence.after(1023)]).toEqual([1025, 5000, 900_000]);
     expect([...sequence.after(900_000)]).toEqual([]);
+    expect([1, 1024, 5000, 5001].map((number) => sequence.get(number))).toEqual([1, undefined, 5000, undefined]);
   });
 });
 
@@ -96,7 +183,7 @@ describe('bounded work', () => {
   test('claims that are over make room before a put is refused', async () => {
     const time: TestTime = { now: 0 };
     const store = new MemoryStore(
-      { now: () => time.now, limits: limits({ totalBytes: 9000 }) },
+      { now: () => time.now, limits: limits({ totalBytes: 4.5 * sizeOf(newEntry({ tokens: null })) }) },
       { ...MEMORY_BOUNDS, sweep: 0 },
     );
     const put = (conversationId: string) =>

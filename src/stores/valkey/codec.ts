@@ -1,6 +1,6 @@
 import { createHash } from 'node:crypto';
 import type { PackedChain } from '../../core/chain.ts';
-import { keyIdOf } from '../memory-slots.ts';
+import { keyIdOf } from '../entry.ts';
 import type { CallId, EntryView, NewEntry, StoreKey } from '../store.ts';
 
 /** What a view tells of an entry beside its state, which the scripts keep. */

@@ -1,6 +1,6 @@
 import { MissReason } from '../../../gen/baton/v1/kv_cache_store_pb.ts';
 import type { PackedChain } from '../../core/chain.ts';
-import type { Candidate } from '../memory-take.ts';
+import type { Candidate } from '../choose-entry.ts';
 import type { EntryView, Taken } from '../store.ts';
 import { decodeChain, decodeFacts, type Facts } from './codec.ts';
 import type { Reply } from './reply.ts';
@@ -71,7 +71,8 @@ export function liveRowOf(reply: Reply): LiveRow {
     row,
     seq: row.seq,
     state: row.state === 'i' ? 'idle' : 'claimed',
-    about: row.facts,
+    storedTokens: row.facts.storedTokens,
+    owner: row.facts.owner,
     hasChain: row.facts.hasChain,
     chainTokens: row.facts.chainTokens,
     get chain(): PackedChain | undefined {

@@ -2,9 +2,9 @@ import { readFile } from 'node:fs/promises';
 import { MissReason } from '../../../gen/baton/v1/kv_cache_store_pb.ts';
 import { BatonError } from '../../core/errors.ts';
 import { AgingMap } from '../aging-map.ts';
-import { MEMORY_BOUNDS } from '../memory.ts';
-import { passesFilter, sizeOf } from '../memory-slots.ts';
-import { chooseSlot } from '../memory-take.ts';
+import { chooseSlot } from '../choose-entry.ts';
+import { passesFilter, sizeOf } from '../entry.ts';
+import { MEMORY_BOUNDS } from '../memory/store.ts';
 import {
   claimNotFound,
   claimSpent,
@@ -91,7 +91,7 @@ export class ValkeyStore implements KvStore {
   readonly #changes: Changes;
   readonly #clearing: NodeJS.Timeout;
   readonly #cleared = new Set<string>();
-  readonly #claims = new AgingMap<Parameters<ClaimGuard>[0]>(KNOWN_CLAIMS);
+  readonly #claims = new AgingMap<string, Parameters<ClaimGuard>[0]>(KNOWN_CLAIMS);
 
   constructor(options: StoreOptions, link: Link) {
     this.#options = options;

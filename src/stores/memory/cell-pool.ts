@@ -1,7 +1,7 @@
 /** Bytes of a cell: of each byte string half a cell is lost on average. */
-const CELL_BYTES = 256;
+const CELL_BYTES = 128;
 /** Cells that are got from the system at once: 1 MiB. */
-const SLAB_CELLS = 4096;
+const SLAB_CELLS = 8192;
 /** No cell: where an empty byte string lies, and behind the last cell of one. */
 export const NO_CELL = -1;
 

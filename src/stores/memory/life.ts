@@ -1,9 +1,12 @@
-import { MissReason } from '../../gen/baton/v1/kv_cache_store_pb.ts';
-import { AgingMap } from './aging-map.ts';
-import { Heap } from './heap.ts';
-import { type Claim, isLive, type Slot, SlotTable, snapshotOf, viewAt } from './memory-slots.ts';
-import { claimNotFound } from './refusals.ts';
-import type { ChangeListener, ClaimGuard, ReleasableListener, StoreChange } from './store.ts';
+import { setImmediate } from 'node:timers/promises';
+import { MissReason } from '../../../gen/baton/v1/kv_cache_store_pb.ts';
+import { AgingMap } from '../aging-map.ts';
+import { keyIdOf } from '../entry.ts';
+import { claimNotFound } from '../refusals.ts';
+import type { ChangeListener, ClaimGuard, ReleasableListener, StoreChange, StoreKey, StoreLife } from '../store.ts';
+import { Heap, type HeapOrder } from './heap.ts';
+import { type Claim, isLive, type Slot, seqOf } from './slot.ts';
+import { type NewSlot, SlotTable } from './table.ts';
 
 /** Bounds of what the memory backend keeps beside live entries; times in milliseconds, sizes in bytes. */
 export interface MemoryBounds {
@@ -32,29 +35,62 @@ export interface Tombstone {
   readonly reason: MissReason;
 }
 
+/** Rough size of a tombstone in one of its maps. */
+const TOMBSTONE_BYTES = 256;
+
+const BY_DEADLINE: HeapOrder<Claim> = {
+  priority: ({ deadline }) => deadline,
+  place: ({ place }) => place,
+  setPlace: (claim, place) => {
+    claim.place = place;
+  },
+};
+
+/** What an owner's end took along. */
+export interface Dropped {
+  readonly droppedEntries: number;
+  readonly droppedClaims: number;
+}
+
+/** An owner whose blocks of some lives are gone, while its slots are being dropped. */
+interface Condemned {
+  readonly instanceId: string;
+  readonly keep: (life: StoreLife) => boolean;
+  /** Number of the newest slot at that time. */
+  readonly upTo: number;
+  droppedEntries: number;
+  droppedClaims: number;
+}
+
+/** Slots that are dropped before other work gets its turn. */
+const DROP_SLICE = 1000;
+
 /**
  * The lives of entries and claims: which state follows which, what time does to them, and what is remembered of the
  * dead. Every change of a slot's state is made here.
  */
 export class Lifecycle {
-  readonly table = new SlotTable();
+  readonly table: SlotTable;
   readonly #bounds: MemoryBounds;
   readonly #onExpired: (tenant: string) => void;
   readonly #runId: string;
   readonly #claims = new Map<string, Claim>();
-  readonly #deadlines = new Heap<Claim>();
-  readonly #ended: AgingMap<Claim>;
-  readonly #deadEntries: AgingMap<Tombstone>;
-  readonly #deadKeys: AgingMap<Tombstone>;
+  readonly #deadlines = new Heap<Claim>(BY_DEADLINE);
+  readonly #ended: AgingMap<string, Claim>;
+  /** By number. */
+  readonly #deadEntries: AgingMap<number, Tombstone>;
+  readonly #deadKeys: AgingMap<string, Tombstone>;
   readonly #listeners = new Set<ReleasableListener>();
   readonly #changeListeners = new Set<ChangeListener>();
   /** Owners whose queue grew since the listeners were told. */
   readonly #grown = new Set<string>();
-  #revision = 0n;
+  readonly #condemned = new Set<Condemned>();
+  #revision = 0;
   #lastClaim = 0;
 
   /** @param onExpired hears the tenant of each entry that nobody took in time */
   constructor(runId: string, bounds: MemoryBounds, onExpired: (tenant: string) => void) {
+    this.table = new SlotTable(runId);
     this.#runId = runId;
     this.#bounds = bounds;
     this.#onExpired = onExpired;
@@ -69,31 +105,33 @@ export class Lifecycle {
   }
 
   get revision(): bigint {
-    return this.#revision;
+    return BigInt(this.#revision);
   }
 
   get openClaims(): number {
     return this.#claims.size;
   }
 
-  nextRevision(): bigint {
-    this.#revision += 1n;
+  nextRevision(): number {
+    this.#revision += 1;
     return this.#revision;
   }
 
   /** The newest dead entry of a key that is remembered. */
-  deadOfKey(keyId: string, now: number): Tombstone | undefined {
-    return this.#deadKeys.get(keyId, now);
+  deadOfKey(key: StoreKey, now: number): Tombstone | undefined {
+    return this.#deadKeys.get(keyIdOf(key), now);
   }
 
   deadEntry(entryId: string, now: number): Tombstone | undefined {
-    return this.#deadEntries.get(entryId, now);
+    const seq = seqOf(this.#runId, entryId);
+    return seq === undefined ? undefined : this.#deadEntries.get(seq, now);
   }
 
   /** Takes in a new idle slot. */
-  add(slot: Slot, now: number): void {
-    this.table.add(slot);
-    this.#tellUpserted(slot, now);
+  add(slot: Omit<NewSlot, 'revision'>, now: number): Slot {
+    const added = this.table.add({ ...slot, revision: this.nextRevision() });
+    this.#tellUpserted(added, now);
+    return added;
   }
 
   /** Calls `listener` with every change of a live entry; the returned function ends that and tells how many are left. */
@@ -107,7 +145,7 @@ export class Lifecycle {
 
   #tellUpserted(slot: Slot, now: number): void {
     if (this.#changeListeners.size === 0) return;
-    this.#tell({ kind: 'upserted', revision: slot.revision, entry: viewAt(snapshotOf(slot), now) });
+    this.#tell({ kind: 'upserted', revision: BigInt(slot.revision), entry: slot.viewAt(now) });
   }
 
   #tell(change: StoreChange): void {
@@ -120,15 +158,15 @@ export class Lifecycle {
     this.#lastClaim += 1;
     const claim: Claim = {
       id: `c-${this.#runId}-${this.#lastClaim.toString(36)}`,
-      tenant: slot.about.key.tenant,
-      entryId: slot.id,
+      tenant: slot.tenant,
+      seq: slot.seq,
       forRelease: state === 'releasing',
       deadline: now + deadlineMs,
       state: 'open',
       slot,
-      node: undefined,
+      place: 0,
     };
-    claim.node = this.#deadlines.push(claim, claim.deadline);
+    this.#deadlines.push(claim);
     this.#claims.set(claim.id, claim);
     slot.claim = claim;
     slot.revision = this.nextRevision();
@@ -167,28 +205,53 @@ export class Lifecycle {
     this.#tellUpserted(slot, now);
   }
 
-  /** Takes a slot out whose owner is gone, and its claim with it. */
-  drop(slot: Slot, now: number): void {
+  /**
+   * Takes out an owner's slots of all lives but those to keep, and their claims. They count as gone at once; how many
+   * there were is known when each was looked at, which leaves time for other calls.
+   */
+  async condemn(instanceId: string, keep: (life: StoreLife) => boolean, now: number): Promise<Dropped> {
+    const condemned: Condemned = { instanceId, keep, upTo: this.table.lastSeq, droppedEntries: 0, droppedClaims: 0 };
+    this.#condemned.add(condemned);
+    try {
+      let looked = 0;
+      for (const slot of this.table.after(0)) {
+        if (slot.seq > condemned.upTo) break;
+        if (isCondemned(slot, condemned)) this.settle(slot, now);
+        looked += 1;
+        if (looked % DROP_SLICE === 0) await setImmediate();
+      }
+    } finally {
+      this.#condemned.delete(condemned);
+    }
+    const { droppedEntries, droppedClaims } = condemned;
+    return { droppedEntries, droppedClaims };
+  }
+
+  #drop(slot: Slot, condemned: Condemned, now: number): void {
+    if (slot.claim !== undefined) condemned.droppedClaims += 1;
+    else if (slot.state === 'idle') condemned.droppedEntries += 1;
     if (slot.claim !== undefined) this.#end(slot.claim, 'dropped', now);
     this.#kill(slot, MissReason.OWNER_GONE, now);
   }
 
   #end(claim: Claim, state: 'committed' | 'released' | 'dropped', now: number): void {
     claim.state = state;
-    if (claim.node !== undefined) this.#deadlines.remove(claim.node);
-    claim.node = undefined;
+    this.#deadlines.remove(claim);
     if (claim.slot !== undefined) claim.slot.claim = undefined;
     claim.slot = undefined;
     this.#claims.delete(claim.id);
     this.#ended.set(claim.id, claim, now);
   }
 
-  /** Lets time pass for one slot: whichever comes first, the deadline of its claim or the end of its blocks. */
+  /** Lets time pass for one slot: whichever comes first, the deadline of its claim, the end of its blocks or of its owner. */
   settle(slot: Slot, now: number): void {
     if (slot.state === 'dead') return;
     const { claim } = slot;
     if (claim !== undefined && claim.deadline <= now && claim.deadline <= slot.expiresAt) this.commit(claim, now);
     else if (slot.expiresAt <= now) this.#kill(slot, MissReason.EXPIRED, now);
+    for (const condemned of this.#condemned) {
+      if (isCondemned(slot, condemned)) this.#drop(slot, condemned, now);
+    }
   }
 
   /** The slot if time has left it alive. */
@@ -198,16 +261,15 @@ export class Lifecycle {
   }
 
   /** Live slots of a key, oldest first. */
-  liveOfKey(keyId: string, now: number): readonly Slot[] {
-    for (const slot of [...this.table.ofKey(keyId)]) this.settle(slot, now);
-    return [...this.table.ofKey(keyId)];
+  liveOfKey(key: StoreKey, now: number): readonly Slot[] {
+    return this.table.ofKey(key).filter((slot) => this.alive(slot, now) !== undefined);
   }
 
   /** A live entry that the tenant may see. */
   visible(entryId: string, tenant: string | undefined, now: number): Slot | undefined {
-    const slot = this.alive(this.table.slot(entryId), now);
+    const slot = this.alive(this.table.byId(entryId), now);
     if (slot === undefined || !isLive(slot.state)) return undefined;
-    return tenant === undefined || slot.about.key.tenant === tenant ? slot : undefined;
+    return tenant === undefined || slot.tenant === tenant ? slot : undefined;
   }
 
   #kill(slot: Slot, reason: MissReason, now: number): void {
@@ -222,7 +284,7 @@ export class Lifecycle {
     if (isLive(slot.state)) this.#bury(slot, MissReason.RELEASED, now);
     slot.revision = this.nextRevision();
     this.table.move(slot, 'queued');
-    this.#grown.add(slot.about.owner.instanceId);
+    this.#grown.add(slot.owner.instanceId);
     while (this.table.queued > this.#bounds.queueEntries || this.table.queuedBytes > this.#bounds.queueBytes) {
       // The owner frees that one soonest by itself.
       const next = this.table.nextToExpire('queued');
@@ -233,19 +295,27 @@ export class Lifecycle {
 
   /** Remembers why a live entry is one no more. */
   #bury(slot: Slot, reason: MissReason, now: number): void {
-    if (reason === MissReason.EXPIRED && slot.claim === undefined) this.#onExpired(slot.about.key.tenant);
+    if (reason === MissReason.EXPIRED && slot.claim === undefined) this.#onExpired(slot.tenant);
     const revision = this.nextRevision();
     if (this.#changeListeners.size > 0) {
-      const { key, owner } = slot.about;
-      const { tenant, conversationId } = key;
-      const { instanceId } = owner;
-      this.#tell({ kind: 'removed', revision, entryId: slot.id, reason, tenant, instanceId, conversationId });
+      const { tenant, conversationId } = slot.key;
+      const { instanceId } = slot.owner;
+      this.#tell({
+        kind: 'removed',
+        revision: BigInt(revision),
+        entryId: slot.id,
+        reason,
+        tenant,
+        instanceId,
+        conversationId,
+      });
     }
-    const tombstone = { tenant: slot.about.key.tenant, seq: slot.seq, reason };
-    this.#deadEntries.set(slot.id, tombstone, now, 2 * slot.id.length + 256);
-    const before = this.#deadKeys.get(slot.keyId, now);
+    const tombstone = { tenant: slot.tenant, seq: slot.seq, reason };
+    this.#deadEntries.set(slot.seq, tombstone, now, TOMBSTONE_BYTES);
+    const keyId = keyIdOf(slot.key);
+    const before = this.#deadKeys.get(keyId, now);
     if (before === undefined || before.seq <= slot.seq) {
-      this.#deadKeys.set(slot.keyId, tombstone, now, 2 * slot.keyId.length + 256);
+      this.#deadKeys.set(keyId, tombstone, now, keyId.length + TOMBSTONE_BYTES);
     }
   }
 
@@ -256,7 +326,7 @@ export class Lifecycle {
 
   /** Clears away one slot or claim that is due; false if none is. */
   sweepOne(now: number): boolean {
-    const claim = this.#deadlines.peek()?.item;
+    const claim = this.#deadlines.peek();
     if (claim !== undefined && claim.deadline <= now) {
       if (claim.slot !== undefined) this.settle(claim.slot, now);
       if (claim.state === 'open') this.commit(claim, now);
@@ -288,4 +358,9 @@ export class Lifecycle {
       if (queued > 0) for (const listener of [...this.#listeners]) listener(instanceId, queued);
     }
   }
+}
+
+function isCondemned(slot: Slot, { instanceId, keep, upTo }: Condemned): boolean {
+  if (slot.state === 'dead') return false;
+  return slot.seq <= upTo && slot.owner.instanceId === instanceId && !keep(slot.owner.life);
 }

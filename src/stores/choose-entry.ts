@@ -6,7 +6,8 @@ import type { TakeCall } from './store.ts';
 export interface Candidate {
   readonly seq: number;
   readonly state: string;
-  readonly about: { readonly storedTokens: number; readonly owner: { readonly compatGroup: string } };
+  readonly storedTokens: number;
+  readonly owner: { readonly compatGroup: string };
   readonly hasChain: boolean;
   readonly chainTokens: number;
 }
@@ -76,14 +77,14 @@ export function chooseSlot<S extends Candidate>(
 }
 
 function isReadableBy(slot: Candidate, compatGroup: string): boolean {
-  const own = slot.about.owner.compatGroup;
+  const own = slot.owner.compatGroup;
   return compatGroup === '' || own === '' || own === compatGroup;
 }
 
 function provableTokens(slot: Candidate, verified: boolean): number {
-  return verified ? Math.min(slot.about.storedTokens, slot.chainTokens) : slot.about.storedTokens;
+  return verified ? Math.min(slot.storedTokens, slot.chainTokens) : slot.storedTokens;
 }
 
 function isTighter(slot: Candidate, than: Candidate): boolean {
-  return slot.about.storedTokens < than.about.storedTokens;
+  return slot.storedTokens < than.storedTokens;
 }

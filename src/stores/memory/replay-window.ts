@@ -1,7 +1,7 @@
-import { AgingMap, type AgingMapOptions } from './aging-map.ts';
-import { joinUnambiguously } from './memory-slots.ts';
-import { idempotencyKeyReused } from './refusals.ts';
-import type { CallId } from './store.ts';
+import { AgingMap, type AgingMapOptions } from '../aging-map.ts';
+import { joinUnambiguously } from '../entry.ts';
+import { idempotencyKeyReused } from '../refusals.ts';
+import type { CallId } from '../store.ts';
 
 interface Answer<T> {
   /** As text, which takes a fifth of an array's memory. */
@@ -14,10 +14,11 @@ const OVERHEAD_BYTES = 256;
 
 /** The answers of one method, by idempotency key, for a while. */
 export class ReplayWindow<T> {
-  readonly #answers: AgingMap<Answer<T>>;
+  readonly #answers: AgingMap<string, Answer<T>>;
 
-  constructor(bounds: AgingMapOptions) {
-    this.#answers = new AgingMap(bounds);
+  constructor({ onForgotten, ...bounds }: AgingMapOptions<T>) {
+    const forget = onForgotten && ((answer: Answer<T>) => onForgotten(answer.value));
+    this.#answers = new AgingMap({ ...bounds, ...(forget === undefined ? {} : { onForgotten: forget }) });
   }
 
   /** The answer this call got before; throws IDEMPOTENCY_KEY_REUSED if another request had the key. */

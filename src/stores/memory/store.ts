@@ -1,0 +1,411 @@
+import { randomUUID } from 'node:crypto';
+import { setImmediate } from 'node:timers/promises';
+import { MissReason } from '../../../gen/baton/v1/kv_cache_store_pb.ts';
+import { chooseSlot } from '../choose-entry.ts';
+import { passesFilter, sizeOf } from '../entry.ts';
+import { claimNotFound, claimSpent, entryClaimed, pageTokenInvalid, revisionMismatch } from '../refusals.ts';
+import type { SavedEntry } from '../snapshot-file.ts';
+import type {
+  ChangeListener,
+  ClaimGuard,
+  DeleteCall,
+  EntryView,
+  GetResult,
+  GetSelector,
+  InvalidateCall,
+  KvStore,
+  ListCall,
+  ListPage,
+  NewEntry,
+  PutCall,
+  PutResult,
+  ReleasableListener,
+  ReleaseCall,
+  StoreFilter,
+  StoreOptions,
+  StoreStats,
+  TakeCall,
+  Taken,
+  TakeResult,
+} from '../store.ts';
+import { StoreCounters } from '../store-counters.ts';
+import { type Dropped, Lifecycle, type MemoryBounds } from './life.ts';
+import { makeRoom } from './make-room.ts';
+import { ReplayWindow } from './replay-window.ts';
+import { type Claim, entryIdOf, isLive, type Slot, seqOf, slotAt } from './slot.ts';
+
+/** Bounds that suit the limits of the contract. */
+export const MEMORY_BOUNDS: MemoryBounds = {
+  queueEntries: 8192,
+  queueBytes: 64 * 1024 * 1024,
+  tombstones: 100_000,
+  tombstoneBytes: 64 * 1024 * 1024,
+  tombstoneMs: 3_600_000,
+  replays: 100_000,
+  replayMs: 600_000,
+  replayBytes: 128 * 1024 * 1024,
+  endedClaims: 200_000,
+  endedClaimMs: 3_600_000,
+  sweep: 32,
+};
+
+/** How much more a call clears that is not on a request's path. */
+const SLOW_PATH_FACTOR = 256;
+/** How often listeners to changes are told of what is over by itself. */
+const TELL_EVERY_MS = 1000;
+/** Rough sizes of remembered answers, beside what {@link ReplayWindow} counts itself. */
+const PUT_ANSWER_BYTES = 64;
+const TAKE_ANSWER_BYTES = 512;
+const NONE: readonly string[] = [];
+/** Saved entries that are taken up before other work gets its turn. */
+const RESTORE_SLICE = 1000;
+/** Slots looked at before other work gets its turn. */
+const SLICE = 10_000;
+
+/** What of a put has to be remembered: the rest of its answer stands in the call itself. */
+interface PutAnswer {
+  readonly seq: number;
+  readonly revision: number;
+  readonly at: number;
+  readonly displaced: readonly string[];
+}
+
+interface TakenAnswer {
+  readonly claim: Claim;
+  /** Held until the answer is forgotten. */
+  readonly slot: Slot;
+  readonly revision: number;
+  readonly matchedTokens: number;
+}
+
+type TakeAnswer = TakenAnswer | { readonly claim?: undefined; readonly missed: Extract<TakeResult, { kind: 'miss' }> };
+
+/**
+ * The store in memory. Every call is one step, so nothing can come between its checks and its changes; nothing runs
+ * between the calls: what is due is seen as gone when it is looked at, and cleared away a little with every call.
+ */
+export class MemoryStore implements KvStore {
+  readonly runId: string;
+  readonly #now: () => number;
+  readonly #limits: StoreOptions['limits'];
+  readonly #bounds: MemoryBounds;
+  readonly #life: Lifecycle;
+  readonly #puts: ReplayWindow<PutAnswer>;
+  readonly #takes: ReplayWindow<TakeAnswer>;
+  readonly #releases: ReplayWindow<readonly TakenAnswer[]>;
+  readonly #deletes: ReplayWindow<boolean>;
+  readonly #invalidations: ReplayWindow<Promise<Dropped>>;
+  readonly #counters = new StoreCounters();
+  readonly #save: ((entries: Iterable<SavedEntry>) => Promise<void>) | undefined;
+  #sweeping: NodeJS.Timeout | undefined;
+
+  constructor(
+    options: StoreOptions,
+    bounds: MemoryBounds = MEMORY_BOUNDS,
+    save?: (entries: Iterable<SavedEntry>) => Promise<void>,
+  ) {
+    this.#save = save;
+    this.runId = options.runId ?? randomUUID().replaceAll('-', '');
+    this.#now = options.now;
+    this.#limits = options.limits;
+    this.#bounds = bounds;
+    this.#life = new Lifecycle(this.runId, bounds, (tenant) => this.#counters.expired(tenant));
+    const window = { lifetimeMs: bounds.replayMs, maxCount: bounds.replays, maxBytes: bounds.replayBytes };
+    this.#puts = new ReplayWindow(window);
+    const letGo = (answer: TakeAnswer) => {
+      if (answer.claim !== undefined) this.#life.table.letGo(answer.slot);
+    };
+    this.#takes = new ReplayWindow({ ...window, onForgotten: letGo });
+    this.#releases = new ReplayWindow({ ...window, onForgotten: (answers) => answers.forEach(letGo) });
+    this.#deletes = new ReplayWindow(window);
+    this.#invalidations = new ReplayWindow(window);
+  }
+
+  async put(call: PutCall): Promise<PutResult> {
+    const now = this.#begin();
+    const answer = this.#puts.find(call.id, now) ?? this.#putNew(call, now);
+    this.#life.tellListeners();
+    return { entry: this.#putView(call.entry, answer, now), displaced: answer.displaced };
+  }
+
+  async take(call: TakeCall): Promise<TakeResult> {
+    const now = this.#begin();
+    const answer = this.#takes.find(call.id, now) ?? this.#takeNew(call, now);
+    this.#life.tellListeners();
+    if (answer.claim === undefined) return answer.missed;
+    // Once the claim was put back the handle is somebody else's to take.
+    if (answer.claim.state === 'released') return { kind: 'miss', reason: MissReason.TAKEN, matchedTokens: 0 };
+    return { kind: 'taken', taken: takenAt(answer, now) };
+  }
+
+  async commit(claimId: string, mayEnd: ClaimGuard): Promise<void> {
+    const now = this.#begin();
+    const claim = this.#life.claimOf(claimId, mayEnd, now);
+    if (claim.state === 'released') throw claimNotFound(claimId);
+    if (claim.state === 'open') this.#life.commit(claim, now);
+  }
+
+  async release(claimId: string, mayEnd: ClaimGuard): Promise<EntryView | undefined> {
+    const now = this.#begin();
+    const claim = this.#life.claimOf(claimId, mayEnd, now);
+    const isSpent = claim.state === 'committed' || (claim.state === 'dropped' && claim.deadline <= now);
+    if (isSpent) {
+      throw claimSpent(claimId);
+    }
+    if (claim.state === 'open') this.#life.release(claim, now);
+    this.#life.tellListeners();
+    const slot = this.#life.alive(this.#life.table.bySeq(claim.seq), now);
+    return slot === undefined || slot.claim !== undefined ? undefined : slot.viewAt(now);
+  }
+
+  async takeForRelease(call: ReleaseCall): Promise<readonly Taken[]> {
+    const now = this.#begin();
+    const answers = this.#releases.find(call.id, now) ?? this.#takeForReleaseNew(call, now);
+    return answers.filter(({ claim }) => claim.state !== 'released').map((answer) => takenAt(answer, now));
+  }
+
+  async get(selector: GetSelector): Promise<GetResult> {
+    const now = this.#begin();
+    if (selector.kind === 'key') {
+      const slots = this.#life.liveOfKey(selector.key, now).toReversed();
+      const miss = this.#life.deadOfKey(selector.key, now)?.reason ?? MissReason.NEVER_STORED;
+      return { entries: slots.map((slot) => slot.viewAt(now)), miss: slots.length > 0 ? undefined : miss };
+    }
+    const slot = this.#life.visible(selector.entryId, selector.tenant, now);
+    if (slot !== undefined) return { entries: [slot.viewAt(now)], miss: undefined };
+    const dead = this.#life.deadEntry(selector.entryId, now);
+    const mayKnow = dead !== undefined && (selector.tenant === undefined || selector.tenant === dead.tenant);
+    return { entries: [], miss: mayKnow ? dead.reason : MissReason.NEVER_STORED };
+  }
+
+  async list(call: ListCall): Promise<ListPage> {
+    const now = this.#begin();
+    const after = call.after === undefined ? 0 : seqOf(this.runId, call.after);
+    if (after === undefined) throw pageTokenInvalid();
+    const entries: EntryView[] = [];
+    let looked = 0;
+    let last: string | undefined;
+    for (const slot of this.#life.table.after(after)) {
+      if (entries.length === call.size || looked === SLICE)
+        return { entries, next: last, revision: this.#life.revision };
+      looked += 1;
+      last = slot.id;
+      if (!isLive(slot.state) || !passesFilter(slot, call.filter) || this.#life.alive(slot, now) === undefined)
+        continue;
+      entries.push(slot.viewAt(now));
+    }
+    return { entries, next: undefined, revision: this.#life.revision };
+  }
+
+  async delete(call: DeleteCall): Promise<boolean> {
+    const now = this.#begin();
+    const replay = this.#deletes.find(call.id, now);
+    if (replay !== undefined) return replay;
+    const slot = this.#life.visible(call.entryId, call.tenant, now);
+    if (slot !== undefined) {
+      if (call.revision !== undefined && call.revision !== BigInt(slot.revision)) {
+        throw revisionMismatch(call.entryId, BigInt(slot.revision));
+      }
+      if (slot.claim !== undefined) {
+        throw entryClaimed(slot.id);
+      }
+      this.#life.enqueue(slot, now);
+    }
+    this.#deletes.remember(call.id, slot !== undefined, now, 0);
+    this.#life.tellListeners();
+    return slot !== undefined;
+  }
+
+  invalidateOwner(call: InvalidateCall): Promise<Dropped> {
+    const now = this.#begin();
+    const replay = this.#invalidations.find(call.id, now);
+    return replay ?? this.#invalidations.remember(call.id, this.#life.condemn(call.instanceId, call.keep, now), now, 0);
+  }
+
+  async stats(filter: StoreFilter): Promise<StoreStats> {
+    const now = this.#begin(SLOW_PATH_FACTOR);
+    for (const memory of [this.#puts, this.#takes, this.#releases, this.#deletes, this.#invalidations]) {
+      memory.trim(now, SLICE);
+    }
+    this.#life.trim(now, SLICE);
+    const counted = this.#counters.of(filter.tenant);
+    if (filter.tenant === undefined && filter.instanceId === undefined && filter.conversationId === undefined) {
+      return {
+        ...counted,
+        entries: this.#life.table.entries,
+        claims: this.#life.openClaims,
+        bytes: this.#life.table.bytes,
+        releaseQueue: this.#life.table.queued,
+        owners: [...this.#life.table.owners].map(([instanceId, { entries, pinnedBlocks }]) => ({
+          instanceId,
+          entries,
+          pinnedBlocks,
+        })),
+      };
+    }
+    return { ...counted, ...(await this.#countSlots(filter, now)) };
+  }
+
+  readonly onChange = (listener: ChangeListener): (() => void) => {
+    const end = this.#life.onChange(listener);
+    // Without calls nothing would tell that an entry is over.
+    this.#sweeping ??= setInterval(() => this.#begin(SLOW_PATH_FACTOR), TELL_EVERY_MS).unref();
+    return () => {
+      if (end() === 0) this.#stopSweeping();
+    };
+  };
+
+  readonly onReleasable = (listener: ReleasableListener): (() => void) => this.#life.onReleasable(listener);
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    this.#stopSweeping();
+    await this.#save?.(this.#idleEntries(this.#begin()));
+  }
+
+  /** Takes up what an earlier run saved, `awayMs` ago; resolves with how many entries are still worth it. */
+  async restore(saved: readonly SavedEntry[], awayMs: number): Promise<number> {
+    let count = 0;
+    for (const { entry, ageMs } of saved) {
+      const ttlMs = entry.ttlMs - awayMs;
+      const bytes = sizeOf(entry);
+      const fits = this.#life.table.bytes + bytes <= this.#limits.totalBytes;
+      if (ttlMs <= 0 || !fits) continue;
+      this.#insert({ ...entry, ttlMs }, bytes, this.#now(), ageMs + awayMs);
+      count += 1;
+      if (count % RESTORE_SLICE === 0) await setImmediate();
+    }
+    return count;
+  }
+
+  /** Those with an open claim count as spent. */
+  *#idleEntries(now: number): Generator<SavedEntry> {
+    for (const slot of this.#life.table.after(0)) {
+      if (slot.state !== 'idle' || slot.expiresAt <= now) continue;
+      const { chain, handle } = slot;
+      const { key, owner, connector, storedTokens, engineBlockSize, blocks, remainingMs, ageMs } = slot.viewAt(now);
+      const about = { key, owner, connector, storedTokens, engineBlockSize, blocks, ttlMs: remainingMs };
+      yield { entry: { ...about, handle, ...(chain === undefined ? {} : { chain }) }, ageMs };
+    }
+  }
+
+  #stopSweeping(): void {
+    clearInterval(this.#sweeping);
+    this.#sweeping = undefined;
+  }
+
+  #putNew(call: PutCall, now: number): PutAnswer {
+    const bytes = sizeOf(call.entry);
+    const room = { life: this.#life, counters: this.#counters, limits: this.#limits };
+    const displaced = makeRoom(room, call, bytes, now);
+    const { seq, revision } = this.#insert(call.entry, bytes, now);
+    this.#counters.put(call.entry.key.tenant);
+    const answer = { seq, revision, at: now, displaced: displaced.length === 0 ? NONE : displaced };
+    return this.#puts.remember(call.id, answer, now, PUT_ANSWER_BYTES);
+  }
+
+  /** The entry as it was put. */
+  #putView(entry: NewEntry, { seq, revision, at }: PutAnswer, now: number): EntryView {
+    const { handle: _, chain, ttlMs, ...about } = entry;
+    return {
+      ...about,
+      entryId: entryIdOf(this.runId, seq),
+      chainTokens: chain?.tokenCount ?? 0,
+      hasChain: chain !== undefined,
+      claimed: false,
+      revision: BigInt(revision),
+      remainingMs: Math.max(0, at + ttlMs - now),
+      ageMs: Math.max(0, now - at),
+    };
+  }
+
+  #insert(entry: NewEntry, bytes: number, now: number, ageMs = 0): Slot {
+    return this.#life.add({ entry, bytes, storedAt: now - ageMs, expiresAt: now + entry.ttlMs }, now);
+  }
+
+  #takeNew(call: TakeCall, now: number): TakeAnswer {
+    const live = this.#life.liveOfKey(call.key, now);
+    const candidates = call.precondition === undefined ? live : [slotAt(live, call.precondition)];
+    const choice = chooseSlot(candidates, call, this.#life.deadOfKey(call.key, now), (slot) => slot.chain);
+    const { tenant } = call.key;
+    if (choice.kind === 'miss') {
+      for (const slot of choice.mismatched) this.#life.enqueue(slot, now);
+      this.#counters.missed(tenant, choice.reason);
+      const missed = { kind: 'miss' as const, reason: choice.reason, matchedTokens: choice.matchedTokens };
+      return this.#takes.remember(call.id, { missed }, now, 0);
+    }
+    const { slot, matchedTokens } = choice;
+    const claim = this.#life.claim(slot, 'claimed', call.deadlineMs, now);
+    this.#counters.taken(tenant);
+    const answer = this.#answer(claim, slot, matchedTokens);
+    return this.#takes.remember(call.id, answer, now, bytesHeldBy(answer));
+  }
+
+  #takeForReleaseNew(call: ReleaseCall, now: number): readonly TakenAnswer[] {
+    const slots: Slot[] = [];
+    for (const state of call.queuedOnly ? (['queued'] as const) : (['queued', 'idle'] as const)) {
+      while (slots.length < call.max) {
+        const slot = this.#life.table.oldest(call.instanceId, state);
+        if (slot === undefined) break;
+        if (this.#life.alive(slot, now) === undefined) continue;
+        this.#life.claim(slot, 'releasing', call.deadlineMs, now);
+        slots.push(slot);
+      }
+    }
+    const answers = slots
+      .sort((a, b) => a.seq - b.seq)
+      .flatMap((slot) => (slot.claim === undefined ? [] : [this.#answer(slot.claim, slot, 0)]));
+    const bytes = answers.reduce((sum, answer) => sum + bytesHeldBy(answer), 0);
+    return this.#releases.remember(call.id, answers, now, bytes);
+  }
+
+  /** Of a slot that was claimed just now. */
+  #answer(claim: Claim, slot: Slot, matchedTokens: number): TakenAnswer {
+    return { claim, slot: this.#life.table.hold(slot), revision: slot.revision, matchedTokens };
+  }
+
+  /** The time of a call, which clears some of what is due on its way. */
+  #begin(factor = 1): number {
+    const now = this.#now();
+    this.#life.sweep(now, this.#bounds.sweep * factor);
+    return now;
+  }
+
+  async #countSlots(
+    filter: StoreFilter,
+    now: number,
+  ): Promise<Pick<StoreStats, 'entries' | 'claims' | 'bytes' | 'releaseQueue' | 'owners'>> {
+    const owners = new Map<string, { entries: number; pinnedBlocks: number }>();
+    let [looked, entries, claims, bytes, releaseQueue] = [0, 0, 0, 0, 0];
+    for (const slot of this.#life.table.after(0)) {
+      looked += 1;
+      if (looked % SLICE === 0) await setImmediate();
+      if (!passesFilter(slot, filter) || this.#life.alive(slot, now) === undefined) continue;
+      const { instanceId } = slot.owner;
+      const owner = owners.get(instanceId) ?? { entries: 0, pinnedBlocks: 0 };
+      owners.set(instanceId, owner);
+      owner.pinnedBlocks += slot.blocks;
+      if (slot.claim !== undefined) claims += 1;
+      if (slot.state === 'queued') releaseQueue += 1;
+      if (!isLive(slot.state)) continue;
+      entries += 1;
+      bytes += slot.bytes;
+      owner.entries += 1;
+    }
+    const list = [...owners].map(([instanceId, counts]) => ({ instanceId, ...counts }));
+    return { entries, claims, bytes, releaseQueue, owners: list };
+  }
+}
+
+function takenAt({ claim, slot, revision, matchedTokens }: TakenAnswer, now: number): Taken {
+  return {
+    claimId: claim.id,
+    claimRemainingMs: Math.max(0, claim.deadline - now),
+    entry: slot.viewAt(now, { revision, claimed: true }),
+    handle: slot.handle,
+    matchedTokens,
+  };
+}
+
+function bytesHeldBy({ slot }: TakenAnswer): number {
+  return slot.handleBytes + TAKE_ANSWER_BYTES;
+}
