@@ -1,7 +1,5 @@
 import process from 'node:process';
-import { runCli } from './cli/run.ts';
 import type { Config } from './config/schema.ts';
-import { readVersion } from './config/version.ts';
 import type { Logger } from './obs/log.ts';
 import type { Running } from './roles.ts';
 
@@ -48,7 +46,7 @@ function signalGroup(group: number, signal: NodeJS.Signals | 0): boolean {
   }
 }
 
-// A signal during the start counts as well.
+// A signal during the start counts as well, so nothing is loaded before this.
 const stopping = stopRequested();
 
 // A closed terminal or a habit of reloading must not cut every request; settings are read at start only.
@@ -56,6 +54,8 @@ process.on('SIGHUP', () => process.stderr.write('baton: SIGHUP is ignored; resta
 
 // A reader that has left (baton help | head) is no reason to crash.
 process.stdout.on('error', () => {});
+
+const [{ runCli }, { readVersion }] = await Promise.all([import('./cli/run.ts'), import('./config/version.ts')]);
 
 process.exitCode = await runCli({
   argv: process.argv.slice(2),

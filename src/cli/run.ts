@@ -120,7 +120,7 @@ async function serve(host: CliHost, flags: RawFlags): Promise<number> {
 async function runLaunch(host: CliHost, flags: LaunchFlagValues): Promise<number> {
   // Loaded only here: the other commands start no processes.
   const { launch } = await import('./launch-command.ts');
-  return launch(host, flags, KNOWN.connectors);
+  return launch(host, flags, KNOWN);
 }
 
 async function runSim(host: CliHost, options: SimOptions): Promise<number> {

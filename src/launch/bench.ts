@@ -1,4 +1,5 @@
 import { randomInt } from 'node:crypto';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { eventData, SseSplitter } from '../core/sse.ts';
 import type { BenchSettings } from './topology.ts';
 
@@ -24,14 +25,14 @@ const WORDS = 'river stone garden winter music letter window bridge question ans
 );
 const REQUEST_TIMEOUT_MS = 10 * 60 * 1000;
 
-/** Sends streamed completions with random prompts to `url` and waits for all of them. */
-export async function runBench(url: string, bench: BenchSettings): Promise<BenchResult> {
-  const model = await firstModel(url);
+/** Sends streamed completions with random prompts to `url` and waits for all of them; `signal` ends it early. */
+export async function runBench(url: string, bench: BenchSettings, signal: AbortSignal): Promise<BenchResult> {
+  const model = await firstModel(url, signal);
   const start = performance.now();
   const settled = await Promise.allSettled(
     Array.from({ length: bench.prompts }, async (_, i) => {
-      if (bench.rate > 0) await sleep((i * 1000) / bench.rate);
-      return measure(url, model, bench);
+      if (bench.rate > 0) await sleep((i * 1000) / bench.rate, undefined, { signal });
+      return measure(url, model, bench, signal);
     }),
   );
   return {
@@ -41,8 +42,8 @@ export async function runBench(url: string, bench: BenchSettings): Promise<Bench
   };
 }
 
-async function firstModel(url: string): Promise<string> {
-  const reply = await fetch(`${url}/v1/models`, { signal: AbortSignal.timeout(REQUEST_TIMEOUT_MS) });
+async function firstModel(url: string, signal: AbortSignal): Promise<string> {
+  const reply = await fetch(`${url}/v1/models`, { signal: withTimeout(signal) });
   const body: unknown = await reply.json();
   const data = memberOf(body, 'data');
   const id = Array.isArray(data) ? memberOf(data[0], 'id') : undefined;
@@ -50,7 +51,7 @@ async function firstModel(url: string): Promise<string> {
   return id;
 }
 
-async function measure(url: string, model: string, bench: BenchSettings): Promise<BenchSample> {
+async function measure(url: string, model: string, bench: BenchSettings, signal: AbortSignal): Promise<BenchSample> {
   const prompt = Array.from({ length: bench.inputWords }, () => WORDS[randomInt(WORDS.length)]).join(' ');
   const start = performance.now();
   const reply = await fetch(`${url}/v1/completions`, {
@@ -65,7 +66,7 @@ async function measure(url: string, model: string, bench: BenchSettings): Promis
       stream: true,
       stream_options: { include_usage: true },
     }),
-    signal: AbortSignal.timeout(REQUEST_TIMEOUT_MS),
+    signal: withTimeout(signal),
   });
   if (!reply.ok || reply.body === null)
     throw new Error(`status ${reply.status}: ${(await reply.text()).slice(0, 300)}`);
@@ -116,8 +117,6 @@ function messageOf(reason: unknown): string {
   return reason.cause instanceof Error ? `${reason.message}: ${reason.cause.message}` : reason.message;
 }
 
-function sleep(ms: number): Promise<void> {
-  return new Promise((resolve) => {
-    setTimeout(resolve, ms);
-  });
+function withTimeout(signal: AbortSignal): AbortSignal {
+  return AbortSignal.any([signal, AbortSignal.timeout(REQUEST_TIMEOUT_MS)]);
 }

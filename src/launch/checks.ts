@@ -22,6 +22,20 @@ export async function findGpus(
   return listed?.code === 0 ? linesOf(listed.stdout, '\n') : [];
 }
 
+/** Says that the engines need more GPUs than there are; empty when there are enough or none is needed. */
+export function findMissingGpus(
+  settings: LaunchSettings,
+  gpus: readonly string[],
+  env: Readonly<Record<string, string | undefined>>,
+): readonly string[] {
+  const needed = countGpus(settings);
+  if (settings.sim || settings.device !== 'cuda' || gpus.length >= needed) return [];
+  const seen = env['CUDA_VISIBLE_DEVICES'] === undefined ? '' : ' (CUDA_VISIBLE_DEVICES)';
+  return [
+    `${needed} GPUs, found ${gpus.length}${seen}; start fewer engines (--prefill, --decode), or use --device cpu or --sim`,
+  ];
+}
+
 /** Everything that real engines need and that is not there, one sentence each; empty when they can start. */
 export async function findMissing(
   settings: LaunchSettings,
@@ -30,15 +44,7 @@ export async function findMissing(
   host: CheckHost,
 ): Promise<readonly string[]> {
   if (settings.sim) return [];
-  const missing: string[] = [];
-  const needed = countGpus(settings);
-  if (settings.device === 'cuda' && gpus.length < needed) {
-    const seen = env['CUDA_VISIBLE_DEVICES'] === undefined ? '' : ' (CUDA_VISIBLE_DEVICES)';
-    missing.push(
-      `${needed} GPUs, found ${gpus.length}${seen}; start fewer engines (--prefill, --decode), or use --device cpu or --sim`,
-    );
-  }
-  missing.push(...(await findMissingModules(settings, host)));
+  const missing = [...findMissingGpus(settings, gpus, env), ...(await findMissingModules(settings, host))];
   if (isGated(settings.model) && !host.exists(settings.model) && !hasToken(env, host)) {
     missing.push(`HF_TOKEN, an access token that starts with hf_: ${settings.model} is a gated model (--model)`);
   }

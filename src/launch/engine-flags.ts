@@ -63,9 +63,9 @@ const nixl: ConnectorLaunch = {
     ...instances
       .filter(({ tensorParallelSize }) => sim && tensorParallelSize > 1)
       .slice(0, 1)
-      .map(({ name, where }) => ({
-        where: where.port,
-        message: `simulated engines (--sim) with nixl have one rank; leave out the tensor_parallel_size of ${name}`,
+      .map(({ name, tensorParallelSize, where }) => ({
+        where: where.tensor_parallel_size,
+        message: `simulated engines (--sim) with nixl have one rank, and ${name} would have ${tensorParallelSize}; give it one, or use --connector lmcache`,
       })),
     ...instances
       .filter(({ tensorParallelSize: size }) =>
@@ -73,7 +73,7 @@ const nixl: ConnectorLaunch = {
       )
       .slice(0, 1)
       .map(({ name, tensorParallelSize, where }) => ({
-        where: where.port,
+        where: where.tensor_parallel_size,
         message: `tensor_parallel_size ${tensorParallelSize} of ${name} must divide that of every other engine, or be a multiple of it`,
       })),
   ],
@@ -178,7 +178,7 @@ function rankMismatches(instances: readonly LaunchInstance[]): readonly Problem[
   if (first === undefined || other === undefined) return [];
   return [
     {
-      where: other.where.port,
+      where: other.where.tensor_parallel_size,
       message: `with lmcache every engine needs the same tensor_parallel_size, ${first.name} has ${first.tensorParallelSize} and ${other.name} ${other.tensorParallelSize}`,
     },
   ];

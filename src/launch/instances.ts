@@ -1,5 +1,6 @@
 import { choiceParser, countParser, parsePort, type ValueParser } from '../config/values.ts';
 import { isRecord } from '../config/yaml-source.ts';
+import { parseEngineWords } from './passed-words.ts';
 import type { InstancePort, LaunchInstance, LaunchRole } from './topology.ts';
 import { type Found, type MappingReader, parseText, parseTexts } from './value-reader.ts';
 
@@ -34,10 +35,11 @@ const INSTANCE_KEYS = [
 /** The engines of `--prefill` and `--decode`: prefiller1 … decoder1 …, each with as many ports of a kind as ranks. */
 export function instancesOfFlags(
   pools: Readonly<Record<LaunchRole, PoolPorts>>,
-  tensorParallelSize: number,
+  tensorParallel: Found<number>,
   bases: PortBases,
 ): readonly LaunchInstance[] {
   const counter = new PortCounter(bases);
+  const tensorParallelSize = tensorParallel.value;
   return (['prefill', 'decode'] as const).flatMap((role) =>
     pools[role].ports.map((port, i): LaunchInstance => {
       const next = counter.take(role, tensorParallelSize);
@@ -52,7 +54,7 @@ export function instancesOfFlags(
         gpus: undefined,
         args: [],
         env: {},
-        where: { port: pools[role].where, ...counter.where },
+        where: { port: pools[role].where, tensor_parallel_size: tensorParallel.where, ...counter.where },
       };
     }),
   );
@@ -61,13 +63,14 @@ export function instancesOfFlags(
 /** The engines under `instances` of a topology file; what an entry leaves out is filled in as for the flags. */
 export function instancesOfFile(
   file: MappingReader,
-  tensorParallelSize: number,
+  tensorParallel: Found<number>,
   bases: PortBases,
 ): readonly LaunchInstance[] {
   const list = file.read('instances', parseList, []);
   const counter = new PortCounter(bases);
   const seen = { prefill: 0, decode: 0 };
   const names = new Set<string>();
+  const owners = new Map<string, string>();
   const instances = list.value.flatMap((item, i): readonly LaunchInstance[] => {
     const reader = file.item('instances', i, item);
     if (reader === undefined) return [];
@@ -81,10 +84,17 @@ export function instancesOfFile(
     const name = reader.read('name', parseName, `${NAMES[role]}${index + 1}`);
     if (names.has(name.value)) reader.complain(`"${name.value}" is used twice; give one of them another name`, 'name');
     names.add(name.value);
-    const size = reader.read('tensor_parallel_size', countParser(1, 1024), tensorParallelSize).value;
+    const ranks = reader.read('tensor_parallel_size', countParser(1, 1024), tensorParallel.value);
+    const size = ranks.value;
     const gpus = reader.read('gpus', parseGpus, undefined).value;
     if (gpus !== undefined && gpus.length !== size)
       reader.complain(`give ${size}, as many as tensor_parallel_size, got ${gpus.length}`, 'gpus');
+    for (const gpu of gpus ?? []) {
+      const owner = owners.get(gpu);
+      if (owner === undefined) owners.set(gpu, name.value);
+      else if (owner === name.value) reader.complain(`${gpu} is given twice; each rank needs a GPU of its own`, 'gpus');
+      else reader.complain(`${gpu} is a GPU of ${owner} already; give each engine its own`, 'gpus');
+    }
     const next = counter.take(role, size);
     const port = reader.read('port', parsePort, FIRST_PORT[role] + index);
     const own = (key: Exclude<InstancePort, 'port'>): Found<number> => {
@@ -104,9 +114,15 @@ export function instancesOfFile(
         allocPort: alloc.value,
         tensorParallelSize: size,
         gpus,
-        args: reader.read('args', parseTexts, []).value,
+        args: reader.read('args', parseEngineWords, []).value,
         env: reader.read('env', parseEnv, {}).value,
-        where: { port: port.where, side_port: side.where, init_port: init.where, alloc_port: alloc.where },
+        where: {
+          port: port.where,
+          side_port: side.where,
+          init_port: init.where,
+          alloc_port: alloc.where,
+          tensor_parallel_size: ranks.given ? ranks.where : tensorParallel.where,
+        },
       },
     ];
   });

@@ -40,10 +40,12 @@ export async function runLaunch(run: LaunchRun): Promise<boolean> {
     if (!serves) lost.resolve('failed');
   };
   const ended = Promise.race([run.stopRequested().then(() => 'stopped' as const), lost.promise]);
+  const stop = new AbortController();
   let outcome: Outcome;
   {
     await using supervisor = new Supervisor(run.system, { stopTimeoutMs: settings.stopTimeoutMs, onDeath });
-    outcome = await Promise.race([ended, serve(run, supervisor).then((done) => done ?? ended)]);
+    outcome = await Promise.race([ended, serve(run, supervisor, stop.signal).then((done) => done ?? ended)]);
+    stop.abort();
     progress.waitFor([]);
     progress.line('stopping');
   }
@@ -54,7 +56,7 @@ export async function runLaunch(run: LaunchRun): Promise<boolean> {
 type Outcome = 'stopped' | 'failed' | 'done';
 
 /** Brings everything up and runs the benchmark; undefined when there is none, so that all goes on until it is ended. */
-async function serve(run: LaunchRun, supervisor: Supervisor): Promise<Outcome | undefined> {
+async function serve(run: LaunchRun, supervisor: Supervisor, stop: AbortSignal): Promise<Outcome | undefined> {
   const { settings, plan, system, progress } = run;
   for (const { path, text } of plan.files) system.write(path, text);
   for (const spec of plan.engines) supervisor.start(spec);
@@ -63,20 +65,23 @@ async function serve(run: LaunchRun, supervisor: Supervisor): Promise<Outcome | 
   await bringUp(run, supervisor, [plan.proxy]);
   if (!supervisor.isRunning(plan.proxy.name)) return undefined;
   progress.line(`up: ${plan.url}`);
-  if (settings.bench !== undefined) return bench(run, settings.bench);
+  if (settings.bench !== undefined) return bench(run, settings.bench, stop);
   run.out(requestHint(plan.url, settings.model));
   return undefined;
 }
 
-async function bench({ plan, progress, out }: LaunchRun, settings: BenchSettings): Promise<Outcome> {
+async function bench({ plan, progress, out }: LaunchRun, settings: BenchSettings, stop: AbortSignal): Promise<Outcome> {
   const { prompts, rate } = settings;
   progress.line(`sending ${prompts} requests${rate === 0 ? ' at once' : `, ${rate} a second`}`);
   try {
-    const result = await runBench(plan.url, settings);
+    const result = await runBench(plan.url, settings, stop);
+    // Requests that were cut off say nothing of the engines.
+    if (stop.aborted) return 'stopped';
     for (const error of result.errors) progress.line(`a request failed: ${error}`);
     out(formatBench(result));
     return result.errors.length === 0 ? 'done' : 'failed';
   } catch (error) {
+    if (stop.aborted) return 'stopped';
     progress.line(`the benchmark failed: ${error instanceof Error ? error.message : String(error)}`);
     return 'failed';
   }

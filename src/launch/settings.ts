@@ -14,8 +14,9 @@ import {
 import { parseYamlSource } from '../config/yaml-source.ts';
 import { LAUNCH_FLAGS, type LaunchFlagValues } from './flags.ts';
 import { instancesOfFile, instancesOfFlags, type PortBases } from './instances.ts';
+import { parseBatonWords, parseEngineWords } from './passed-words.ts';
 import type { BenchSettings, LaunchInstance, LaunchSettings } from './topology.ts';
-import { type Found, MappingReader, parseText, parseTexts } from './value-reader.ts';
+import { type Found, MappingReader, parseText } from './value-reader.ts';
 
 /** What the settings are made from. */
 export interface SettingsInput {
@@ -47,6 +48,12 @@ export function resolveSettings(input: SettingsInput): SettingsResult {
   const pick = <T>(flag: string, parse: ValueParser<T>, fallback: T): Found<T> =>
     readSetting(input.flags, file, flag, parse, fallback, problems);
   const isSet = (flag: string): boolean => input.flags[flag] !== undefined;
+  const words = (whose: 'engine' | 'baton', parse: ValueParser<readonly string[]>): readonly string[] => {
+    const byFlag = parse(input.flags[`${whose}-arg`] ?? []);
+    if (byFlag.kind === 'bad') problems.push({ where: `--${whose}-arg`, message: byFlag.message });
+    const inFile = file?.read(`${whose}_args`, parse, []).value ?? [];
+    return byFlag.kind === 'bad' ? inFile : [...inFile, ...byFlag.value];
+  };
 
   const sim = isSet('sim');
   const connector = pick('connector', connectorParser(input.connectors), 'nixl');
@@ -70,10 +77,10 @@ export function resolveSettings(input: SettingsInput): SettingsResult {
             prefill: poolOf('prefill', 7100, pick, isSet, problems),
             decode: poolOf('decode', 7200, pick, isSet, problems),
           },
-          tensorParallel.value,
+          tensorParallel,
           bases,
         )
-      : readInstances(file, input.flags, tensorParallel.value, bases, problems);
+      : readInstances(file, input.flags, tensorParallel, bases, problems);
 
   const settings: LaunchSettings = {
     instances,
@@ -81,8 +88,8 @@ export function resolveSettings(input: SettingsInput): SettingsResult {
     model: pick('model', parseText, sim ? 'sim-model' : 'meta-llama/Llama-3.1-8B-Instruct').value,
     device: pick('device', choiceParser(['cuda', 'cpu']), 'cuda').value,
     python: pick('python', parseText, 'python3').value,
-    engineArgs: [...textsOf(file, 'engine_args'), ...listOf(input.flags['engine-arg'])],
-    batonArgs: [...textsOf(file, 'baton_args'), ...listOf(input.flags['baton-arg'])],
+    engineArgs: words('engine', parseEngineWords),
+    batonArgs: words('baton', parseBatonWords),
     sim,
     host: pick('host', parseListenHost, '127.0.0.1').value,
     port: pick('port', parsePort, 9100).value,
@@ -165,7 +172,7 @@ function poolOf(
 function readInstances(
   file: MappingReader,
   flags: LaunchFlagValues,
-  tensorParallelSize: number,
+  tensorParallel: Found<number>,
   bases: PortBases,
   problems: Problem[],
 ): readonly LaunchInstance[] {
@@ -173,7 +180,7 @@ function readInstances(
     if (flags[flag] !== undefined)
       problems.push({ where: `--${flag}`, message: 'cannot be combined with --topology, which lists the engines' });
   }
-  return instancesOfFile(file, tensorParallelSize, bases);
+  return instancesOfFile(file, tensorParallel, bases);
 }
 
 function readBench(pick: Pick, isSet: (flag: string) => boolean, problems: Problem[]): BenchSettings | undefined {
@@ -208,14 +215,6 @@ function connectorParser(known: readonly string[]): ValueParser<string> {
     const match = known.find((name) => fold(name) === fold(word));
     return match === undefined ? { kind: 'bad', message: unknownName(word, known) } : { kind: 'ok', value: match };
   };
-}
-
-function textsOf(file: MappingReader | undefined, key: string): readonly string[] {
-  return file?.read(key, parseTexts, []).value ?? [];
-}
-
-function listOf(raw: string | readonly string[] | undefined): readonly string[] {
-  return raw === undefined ? [] : typeof raw === 'string' ? [raw] : raw;
 }
 
 function keyOf(flag: string): string {

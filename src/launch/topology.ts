@@ -21,8 +21,8 @@ export interface LaunchInstance {
   /** Arguments of this engine, behind those of all engines. */
   readonly args: readonly string[];
   readonly env: Readonly<Record<string, string>>;
-  /** Says where a port of this engine was chosen: a flag, or a place in the topology file. */
-  readonly where: Readonly<Record<InstancePort, string>>;
+  /** Says where a port of this engine or its number of ranks was chosen: a flag, or a place in the topology file. */
+  readonly where: Readonly<Record<InstancePort | 'tensor_parallel_size', string>>;
 }
 
 /** The ports of an engine that can be chosen. */

@@ -83,6 +83,17 @@ test("lmcache 2P2D with the example's model answers curl, and leaves nothing beh
   expect(launch.text()).toMatch(/stopping\nstopped\n$/);
 });
 
+test('on Ctrl-C before the first engine it says so and starts nothing', async () => {
+  // The signal comes as soon as baton listens for it, long before it has read its flags.
+  const early = `process.on('newListener', (name) => name === 'SIGINT' && process.nextTick(() => process.kill(process.pid, name)))`;
+  await using launch = await startLaunch(SMALL, {
+    NODE_OPTIONS: `--import=data:text/javascript,${encodeURIComponent(early)}`,
+  });
+  expect(await launch.ended).toBe(0);
+  expect(launch.text()).toBe('stopping; nothing was started\n');
+  expect(readdirSync(launch.folder)).toEqual([]);
+});
+
 test('killed itself, it leaves nothing behind either', async () => {
   await using launch = await startLaunch(SMALL);
   await launch.seen(/decoder1 started/);
@@ -105,10 +116,10 @@ test('lmcache: the benchmark prints its figures and ends everything', async () =
 });
 
 test('an engine that cannot start is reported with its own words, and nothing is left', async () => {
-  await using launch = await startLaunch([...SMALL, '--engine-arg=--no-such-option']);
+  await using launch = await startLaunch([...SMALL, '--engine-arg=--host=192.0.2.1']);
   expect(await launch.ended).toBe(1);
   expect(launch.text()).toMatch(
-    /(prefiller1|decoder1) ended with exit code 2; the end of .*\n {2}\| baton: unknown option/,
+    /(prefiller1|decoder1) ended with exit code 1; the end of .*\n {2}\| baton: .*EADDRNOTAVAIL.*192\.0\.2\.1/,
   );
   expect(launch.text()).toMatch(/the rest cannot serve/);
   for (const [name, group] of launch.groups()) expect(groupLives(group), name).toBe(false);

@@ -54,7 +54,7 @@ test('requests are streamed completions of the served model; a failed one is tol
   await new Promise((resolve) => server.once('listening', resolve));
   const { port } = server.address() as AddressInfo;
   const bench = { prompts: 3, inputWords: 5, outputTokens: 4, rate: 0 };
-  const result = await runBench(`http://127.0.0.1:${port}`, bench);
+  const result = await runBench(`http://127.0.0.1:${port}`, bench, new AbortController().signal);
   expect(result.samples).toHaveLength(2);
   expect(result.samples[0]).toMatchObject({ inputTokens: 9, outputTokens: 4 });
   expect(result.errors).toEqual([expect.stringMatching(/^status 503: .*busy/)]);
@@ -63,4 +63,23 @@ test('requests are streamed completions of the served model; a failed one is tol
     expect(String(body['prompt']).split(' ')).toHaveLength(5);
   }
   expect(new Set(bodies.map(({ prompt }) => prompt)).size).toBe(3);
+});
+
+test('a benchmark that is stopped sends no more and waits for nothing', async () => {
+  let asked = 0;
+  const stop = new AbortController();
+  const server = createServer((request, response) => {
+    if (request.url === '/v1/models') return void response.end('{"data":[{"id":"m"}]}');
+    asked += 1;
+    // The stop comes while a request has no answer yet and the others are not sent.
+    stop.abort();
+  }).listen(0, '127.0.0.1');
+  onTestFinished(() => void server.close());
+  await new Promise((resolve) => server.once('listening', resolve));
+  const { port } = server.address() as AddressInfo;
+  // One request a day: only the first is ever sent here.
+  const bench = { prompts: 3, inputWords: 5, outputTokens: 4, rate: 1 / 86_400 };
+  const result = await runBench(`http://127.0.0.1:${port}`, bench, stop.signal);
+  expect(asked).toBe(1);
+  expect(result.samples).toEqual([]);
 });

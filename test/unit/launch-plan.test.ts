@@ -241,6 +241,20 @@ describe('topology file', () => {
       'instances:\n  - {role: decode, gpus: [1, 2]}',
       't.yaml:2:20: gpus: give 1, as many as tensor_parallel_size, got 2',
     ],
+    [
+      'instances:\n  - {role: decode, tensor_parallel_size: 2, gpus: [3, 3]}',
+      't.yaml:2:45: gpus: 3 is given twice; each rank needs a GPU of its own',
+    ],
+    [
+      'instances:\n  - {role: prefill, gpus: [0]}\n  - {role: decode, tensor_parallel_size: 2, gpus: "1, 0"}',
+      't.yaml:3:45: gpus: 0 is a GPU of prefiller1 already; give each engine its own',
+    ],
+    ['instances:\n  - {role: decode, args: [--port, 1]}', /^t\.yaml:2:20: args: --port is set by baton launch; use /],
+    [
+      'engine_args: [--max-model-len 8192]',
+      't.yaml:1:1: engine_args: "--max-model-len 8192" is two words; write --max-model-len=8192',
+    ],
+    ['baton_args: [""]', 't.yaml:1:1: baton_args: expected an argument, got an empty text'],
     ['instances:\n  - {role: decode, name: a/b}', /^t\.yaml:2:20: name: expected letters/],
     ['instances:\n  - {role: prefill, name: a}\n  - {role: decode, name: a}', /^t\.yaml:3:20: name: "a" is used twice/],
     ['instances: [', /^t\.yaml:1:\d+: /],
@@ -266,7 +280,16 @@ describe('mistakes in flags', () => {
     [{ connector: 'mooncake' }, '--connector: expected one of nixl, lmcache, got "mooncake"'],
     [
       { sim: 'true', 'tensor-parallel-size': '2' },
-      '--prefill-port: simulated engines (--sim) with nixl have one rank; leave out the tensor_parallel_size of prefiller1',
+      '--tensor-parallel-size: simulated engines (--sim) with nixl have one rank, and prefiller1 would have 2; give it one, or use --connector lmcache',
+    ],
+    [
+      { 'engine-arg': '--tensor_parallel_size=2' },
+      '--engine-arg: --tensor_parallel_size is set by baton launch; use --tensor-parallel-size of baton launch, or tensor_parallel_size in the topology file',
+    ],
+    [{ 'engine-arg': '-tp 2' }, '--engine-arg: "-tp 2" is two words; write -tp=2'],
+    [
+      { 'baton-arg': '--rpc-port=7000' },
+      '--baton-arg: --rpc-port is set by baton launch; use --rpc-port of baton launch',
     ],
     [{ decode: '0' }, '--decode: expected a whole number from 1 to 1000, got "0"'],
     [
@@ -301,7 +324,7 @@ describe('mistakes in flags', () => {
       expect.stringMatching(/tensor_parallel_size 2 of prefiller1 must divide/),
     ]);
     expect(mistakes({ connector: 'lmcache' }, file(2, 4))).toEqual([
-      expect.stringMatching(/^t\.yaml:3:20: with lmcache every engine needs the same tensor_parallel_size/),
+      expect.stringMatching(/^t\.yaml:3:32: with lmcache every engine needs the same tensor_parallel_size/),
     ]);
     const gap = 'instances:\n  - {role: prefill}\n  - {role: decode}\n  - {role: decode, init_port: 7305}\n';
     expect(mistakes({}, gap)).toEqual([]);
