@@ -17,8 +17,10 @@ import { openStore } from './roles/store.ts';
 import { ServerBreaker } from './rpc/breaker.ts';
 import { createDirectClient } from './rpc/direct-client.ts';
 import type { RpcServices } from './rpc/routes.ts';
+import { SYSTEM_CLOCK } from './services/clock.ts';
 import type { InstanceView } from './services/instance-view.ts';
 import { OwnerWatch } from './services/owner-watch.ts';
+import { DrainEnd } from './services/registry/drain-end.ts';
 import { relayRegistry } from './services/registry-relay.ts';
 import { ReleaseWorker } from './services/release-worker.ts';
 
@@ -76,6 +78,9 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
       ? undefined
       : connectTo(config.kvstoreUrl, { breaker: storeBreaker(metrics, log) }).kvCacheStore);
   if (store !== undefined && !storeOnly) stack.use(new OwnerWatch(store, view));
+  if (registry !== undefined) {
+    stack.use(new DrainEnd({ registry, clock: SYSTEM_CLOCK, ...(store === undefined ? {} : { store }) }));
+  }
   const routerService = has('router') ? buildRouter(config, view, store, metrics, log) : undefined;
   const poolRegistry = registry ?? (has('router') ? relayRegistry(registryElsewhere(config, connectTo)) : undefined);
   const services: RpcServices = {
@@ -102,7 +107,8 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
         ? connectTo(config.routerUrl).router
         : createDirectClient(Router, routerService, onFault);
     const engines = stack.use(new EngineClient(config.timeouts));
-    const engineHeaders = engineHeadersOf(config, instances);
+    const configured = new Map(instances.map((instance) => [instance.id, instance]));
+    const engineHeaders = engineHeadersOf(config, (id) => registry?.specOf(id) ?? configured.get(id));
     const storeHealth = localStore === undefined ? undefined : () => localStore.health();
     const firstToken =
       connector === undefined || notices === undefined

@@ -109,11 +109,13 @@ function readApiKeys(config: Config): ApiKeys | undefined {
 /** Credential of a leg to an instance. */
 export type EngineHeadersOf = (instanceId: string, authorization: string | undefined) => EngineHeaders;
 
+/** What legs to an instance carry of its own; undefined for one that is not known here. */
+export type CredentialsOf = (instanceId: string) => Pick<InstanceConfig, 'headers' | 'apiKey'> | undefined;
+
 /** Credentials of legs; instances that only a remote registry knows get the process-wide key. */
-export function engineHeadersOf(config: Config, instances: readonly InstanceConfig[]): EngineHeadersOf {
-  const byId = new Map(instances.map((instance) => [instance.id, instance]));
+export function engineHeadersOf(config: Config, credentialsOf: CredentialsOf): EngineHeadersOf {
   return (instanceId, clientAuthorization) => {
-    const instance = byId.get(instanceId);
+    const instance = credentialsOf(instanceId);
     const configured = Object.keys(instance?.headers ?? {}).some((name) => name.toLowerCase() === 'authorization');
     // A credential among the pool's headers is baton's own, as the pool's key is.
     if (configured) return { headers: { ...instance?.headers }, auth: 'own' };

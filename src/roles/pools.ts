@@ -2,12 +2,13 @@ import type { Client } from '@connectrpc/connect';
 import { InstanceState } from '../../gen/baton/v1/instance_pb.ts';
 import type { PoolRegistry } from '../../gen/baton/v1/pool_registry_pb.ts';
 import type { Config, InstanceConfig } from '../config/schema.ts';
+import { CONNECTORS } from '../connectors/index.ts';
 import type { Logger } from '../obs/log.ts';
 import type { Metrics } from '../obs/metrics.ts';
 import type { InstanceView } from '../services/instance-view.ts';
 import { roleWord, stateWord } from '../services/instance-words.ts';
-import { PoolRegistryService } from '../services/pool-registry.ts';
 import { probeKeyOf } from '../services/probe-key.ts';
+import { PoolRegistryService } from '../services/registry/pool-registry.ts';
 import { RemoteView } from '../services/remote-view.ts';
 import { startSimPools } from '../sim/pools.ts';
 import type { ConnectTo } from './peers.ts';
@@ -60,6 +61,7 @@ export function buildRegistry(
     instances,
     health: config.health,
     log,
+    connectors: Object.keys(CONNECTORS),
     probeKey: (instance) => probeKeyOf(instance, config),
     onProbe: (kind) => metrics.probed(kind),
   });

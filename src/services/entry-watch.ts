@@ -6,8 +6,8 @@ import {
 } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 
 import type { EntryView, KvStore, StoreChange, StoreFilter } from '../stores/store.ts';
+import { overLimit } from './call-arguments.ts';
 import { SYSTEM_CLOCK } from './clock.ts';
-import { overLimit } from './kv-store-arguments.ts';
 import { entryMessage } from './kv-store-messages.ts';
 import { type WatchEvent, WatchHub } from './watch-hub.ts';
 import { frameOf } from './watch-messages.ts';

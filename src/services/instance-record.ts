@@ -16,8 +16,8 @@ import {
 import type { EngineMetrics } from '../engine/metrics-text.ts';
 import type { ProbeHealth, ProbePart, ProbeResult } from '../engine/probe.ts';
 
-/** One instance of the configuration; durations in milliseconds. */
-export interface StaticInstance {
+/** One instance as its source describes it; durations in milliseconds. */
+export interface InstanceSpec {
   readonly id: string;
   readonly url: string;
   readonly role: 'prefill' | 'decode' | 'both';
@@ -30,6 +30,30 @@ export interface StaticInstance {
   readonly decoderTtlMs: number;
   readonly bidirectional: string;
   readonly loadFailurePolicy: string;
+}
+
+/** What whoever registered an instance said of its engine; holds until a probe tells. */
+export interface DescribedEngine {
+  readonly engineId: string;
+  readonly processStartSeconds?: number;
+  readonly models: readonly ModelCard[];
+  readonly modelsKnown: boolean;
+  readonly kind: string;
+  readonly version: string;
+  readonly blockSize: number;
+  readonly numGpuBlocks: number;
+  readonly templateFingerprint: string;
+}
+
+/** A reading of the load that the instance sent itself. */
+export interface SentLoad {
+  readonly running: number;
+  /** Without the deferred ones. */
+  readonly waiting: number;
+  readonly waitingDeferred: number;
+  readonly kvCacheUsage: number;
+  /** When it was taken, by the clock that `applyProbe` is given. */
+  readonly at: number;
 }
 
 /** How instances are watched; durations in milliseconds. */
@@ -51,12 +75,14 @@ const MAX_MODELS = 256;
 
 /** What is known of one instance, and the rules by which probes and calls change it; holds no timer and no socket. */
 export class InstanceRecord {
-  readonly spec: StaticInstance;
   readonly #health: HealthSettings;
+  #spec: InstanceSpec;
 
   #up: 'unknown' | 'up' | 'down' = 'unknown';
   #reason = 'awaiting_first_probe';
   #drainReason: string | undefined;
+  /** Why it is GONE whatever probes say; while it still drains, a resume brings it back. */
+  #left: string | undefined;
   #failures = 0;
   #fastRetries = 0;
   #lastFailure: ProbeHealth['kind'] | undefined;
@@ -64,9 +90,11 @@ export class InstanceRecord {
   #refusedSinceGood = false;
   #lastPassiveOk = Number.NEGATIVE_INFINITY;
 
-  #generation = 1;
+  #generation: number;
+  #engineId = '';
   #metrics: EngineMetrics = {};
   #metricsAt = 0;
+  #sentLoad: SentLoad | undefined;
   #kind = '';
   #version = '';
   #templateFingerprint = '';
@@ -78,12 +106,20 @@ export class InstanceRecord {
   /** A new process was seen by its start time alone; what it serves is read at once. */
   #recheck = false;
 
-  constructor(spec: StaticInstance, health: HealthSettings) {
-    this.spec = spec;
+  /** `generation` is 1 unless the id was known before. */
+  constructor(spec: InstanceSpec, health: HealthSettings, generation = 1, engine?: DescribedEngine) {
+    this.#spec = spec;
     this.#health = health;
+    this.#generation = generation;
+    if (engine !== undefined) this.#describe(engine);
+  }
+
+  get spec(): InstanceSpec {
+    return this.#spec;
   }
 
   get state(): InstanceState {
+    if (this.#left !== undefined) return InstanceState.GONE;
     if (this.#drainReason !== undefined) return this.#up === 'down' ? InstanceState.GONE : InstanceState.DRAINING;
     if (this.#up === 'unknown') return InstanceState.STARTING;
     return this.#up === 'up' ? InstanceState.READY : InstanceState.SUSPECT;
@@ -91,12 +127,18 @@ export class InstanceRecord {
 
   /** Why it is in this state, a snake_case word. */
   get reason(): string {
+    if (this.#left !== undefined) return this.#left;
     return this.state === InstanceState.DRAINING ? (this.#drainReason ?? this.#reason) : this.#reason;
   }
 
-  /** Whether it was drained and not resumed. */
-  get isDrained(): boolean {
-    return this.#drainReason !== undefined;
+  /** Why it was drained, until it is resumed. */
+  get drainReason(): string | undefined {
+    return this.#drainReason;
+  }
+
+  /** Whether a probe of this record ever passed, so that it may hold blocks. */
+  get hasServed(): boolean {
+    return this.#up !== 'unknown';
   }
 
   /** The current life. */
@@ -104,13 +146,14 @@ export class InstanceRecord {
     const start = this.#metrics.processStartSeconds;
     return create(IncarnationSchema, {
       generation: this.#generation,
+      engineId: this.#engineId,
       ...(start === undefined ? {} : { processStartSeconds: start }),
     });
   }
 
   /** When the load was read, by the clock that `applyProbe` is given. */
   get loadReadAt(): number {
-    return this.#metricsAt;
+    return this.#newestSentLoad()?.at ?? this.#metricsAt;
   }
 
   /** What the next probe reads beside the health. */
@@ -145,15 +188,42 @@ export class InstanceRecord {
     this.#bidirectional = state;
   }
 
+  /** Takes a load that the instance sent, unless a newer one was read off its metrics. */
+  noteLoad(load: SentLoad): void {
+    if (load.at >= this.loadReadAt) this.#sentLoad = load;
+  }
+
+  /** Takes a changed description of the same engine: labels, times, headers. */
+  respec(spec: InstanceSpec): void {
+    this.#spec = spec;
+  }
+
   /** Stops new legs; a second call changes nothing. */
   drain(reason: string): void {
-    this.#drainReason ??= reason;
+    if (this.#left === undefined) this.#drainReason ??= reason;
+  }
+
+  /** What it held while it drained is used or past its time: GONE until it is resumed. */
+  endDrain(): void {
+    if (this.#drainReason !== undefined) this.#left ??= 'drained';
+  }
+
+  /** Whether it is GONE for good. */
+  get hasLeft(): boolean {
+    return this.#left !== undefined && this.#drainReason === undefined;
+  }
+
+  /** It is GONE for good. */
+  leave(reason: string): void {
+    this.#left = reason;
+    this.#drainReason = undefined;
   }
 
   /** Ends draining; legs come back with the next good probe. */
   resume(): void {
     if (this.#drainReason === undefined) return;
     this.#drainReason = undefined;
+    this.#left = undefined;
     if (this.#up === 'unknown') return;
     this.#up = 'down';
     this.#reason = 'resumed';
@@ -173,7 +243,7 @@ export class InstanceRecord {
 
   /** The instance as others see it. */
   toInstance(revision: bigint): Instance {
-    const { spec } = this;
+    const spec = this.#spec;
     const load = this.#load();
     return create(InstanceSchema, {
       id: spec.id,
@@ -239,8 +309,25 @@ export class InstanceRecord {
     this.#reason = `probe_${kind}`;
   }
 
+  #describe(engine: DescribedEngine): void {
+    const { engineId, processStartSeconds, models, modelsKnown, kind, version, templateFingerprint } = engine;
+    this.#engineId = engineId;
+    this.#metrics = {
+      ...(processStartSeconds === undefined ? {} : { processStartSeconds }),
+      ...(engine.blockSize === 0 ? {} : { blockSize: engine.blockSize }),
+      ...(engine.numGpuBlocks === 0 ? {} : { numGpuBlocks: engine.numGpuBlocks }),
+    };
+    this.#models = models;
+    this.#modelsKnown = modelsKnown;
+    this.#kind = kind;
+    this.#version = version;
+    this.#templateFingerprint = templateFingerprint;
+  }
+
   #beginLife(): void {
     this.#generation += 1;
+    this.#engineId = '';
+    this.#sentLoad = undefined;
     this.#metrics = {};
     this.#version = '';
     this.#kind = '';
@@ -270,9 +357,25 @@ export class InstanceRecord {
     this.#detailsAt = now;
   }
 
+  /** The load that was sent, where no newer one was read off the metrics. */
+  #newestSentLoad(): SentLoad | undefined {
+    const sent = this.#sentLoad;
+    return sent === undefined || (this.#hasLoadMetrics() && this.#metricsAt > sent.at) ? undefined : sent;
+  }
+
+  #hasLoadMetrics(): boolean {
+    const { running, waiting, kvCacheUsage } = this.#metrics;
+    return running !== undefined || waiting !== undefined || kvCacheUsage !== undefined;
+  }
+
   #load() {
+    const sent = this.#newestSentLoad();
+    if (sent !== undefined) {
+      const { at: _, ...load } = sent;
+      return create(LoadSampleSchema, load);
+    }
+    if (!this.#hasLoadMetrics()) return undefined;
     const { running, waiting, waitingDeferred, kvCacheUsage } = this.#metrics;
-    if (running === undefined && waiting === undefined && kvCacheUsage === undefined) return undefined;
     return create(LoadSampleSchema, {
       running: toUint32(running),
       // The engine's waiting number has the deferred ones in it; the message counts them apart.

@@ -10,9 +10,15 @@ import { passesFilter } from './instance-filter.ts';
 import type { WatchEvent } from './watch-hub.ts';
 import { frameOf } from './watch-messages.ts';
 
+/** An instance as it is at a revision, or that it is listed no more. */
+export interface InstanceChange {
+  readonly instance: Instance;
+  readonly removed: boolean;
+}
+
 /** Turns hub events into responses; a change of an instance that the filter hides gives a removal or nothing. */
 export async function* toWatchResponses(
-  events: AsyncIterable<WatchEvent<Instance>>,
+  events: AsyncIterable<WatchEvent<InstanceChange>>,
   filter: InstanceFilter | undefined,
   resumed: boolean,
 ): AsyncGenerator<WatchInstancesResponse, undefined> {
@@ -31,20 +37,21 @@ export async function* toWatchResponses(
   }
   return undefined;
 
-  function responseEvent(event: WatchEvent<Instance>): WatchInstancesResponse['event'] | undefined {
+  function responseEvent(event: WatchEvent<InstanceChange>): WatchInstancesResponse['event'] | undefined {
     switch (event.kind) {
       case 'snapshot-item':
       case 'delta': {
-        const { id } = event.value;
-        if (passesFilter(event.value, filter)) {
+        const { instance } = event.value;
+        const { id } = instance;
+        if (!event.value.removed && passesFilter(instance, filter)) {
           shown.add(id);
           removed.delete(id);
-          return { case: 'upserted', value: event.value };
+          return { case: 'upserted', value: instance };
         }
         if (viewKnown ? !shown.delete(id) : removed.has(id)) return undefined;
         shown.delete(id);
         removed.add(id);
-        const reason = event.value.state === InstanceState.GONE ? event.value.stateReason : 'filtered';
+        const reason = instance.state === InstanceState.GONE ? instance.stateReason : 'filtered';
         return { case: 'removed', value: create(InstanceRemovedSchema, { instanceId: id, reason }) };
       }
       default:
@@ -53,6 +60,6 @@ export async function* toWatchResponses(
   }
 }
 
-function positionOf(event: WatchEvent<Instance>): { resumeToken: string; revision: bigint } {
+function positionOf(event: WatchEvent<InstanceChange>): { resumeToken: string; revision: bigint } {
   return { resumeToken: event.token, revision: event.revision };
 }

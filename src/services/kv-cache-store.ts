@@ -52,12 +52,11 @@ import {
   STORE_LIMITS,
   type StoreLimits,
 } from '../stores/store.ts';
+import { checkReasonWord, invalidField, requireCallKey } from './call-arguments.ts';
 import { operatorRequired } from './credential.ts';
 import { EntryWatch } from './entry-watch.ts';
 import { isSameLife } from './instance-record.ts';
 import {
-  checkReasonWord,
-  invalidField,
   readChain,
   readClaimDeadline,
   readConnector,
@@ -69,7 +68,6 @@ import {
   readPutPrecondition,
   readRevision,
   readTtl,
-  requireCallKey,
   requireName,
   type StoreCaller,
   visibleTenant,

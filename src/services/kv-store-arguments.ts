@@ -23,6 +23,7 @@ import {
 } from '../core/chain.ts';
 import { BatonError } from '../core/errors.ts';
 import type { AtRevision, StoreFilter, StoreKey, StoreLife, StoreLimits, StoreOwner } from '../stores/store.ts';
+import { checkSize, invalidField, overLimit } from './call-arguments.ts';
 import { sha256 } from './sha256.ts';
 
 /** Who calls the store; from the credential, never from the message. */
@@ -39,42 +40,16 @@ export interface StoreCaller {
 
 const MAX_NAME_BYTES = 512;
 const MAX_ADAPTER_BYTES = 4096;
-const MAX_CALL_KEY_BYTES = 128;
 const MAX_RAW_BLOCKS = 64;
 const MAX_TTL_MS = 24 * 3_600_000;
 const MAX_CLAIM_MS = 3_600_000;
 const DEFAULT_CLAIM_MS = 120_000;
 const DEFAULT_MIN_TOKENS = 64;
 
-/** INVALID_ARGUMENT for one field, named by its path in the request. */
-export function invalidField(field: string, what: string): BatonError {
-  return new BatonError({ reason: 'INVALID_ARGUMENT', message: `${field} ${what}`, param: field, metadata: { field } });
-}
-
-/** LIMIT_EXCEEDED for a limit of the contract, named as in StoreLimits. */
-export function overLimit(limit: string, max: number): BatonError {
-  return new BatonError({
-    reason: 'LIMIT_EXCEEDED',
-    message: `the limit ${limit} would be passed`,
-    metadata: { limit, max: String(max) },
-  });
-}
-
 /** The required text, at most 512 bytes of it. */
 export function requireName(field: string, text: string): string {
   if (text === '') throw invalidField(field, 'is required');
   return checkSize(field, text, MAX_NAME_BYTES);
-}
-
-/** The required idempotency key. */
-export function requireCallKey(text: string): string {
-  if (text === '') throw invalidField('idempotency_key', 'is required');
-  return checkSize('idempotency_key', text, MAX_CALL_KEY_BYTES);
-}
-
-/** A reason in the caller's words; empty is allowed. */
-export function checkReasonWord(reason: string): void {
-  if (reason !== '' && !/^[a-z][a-z0-9_]{0,63}$/.test(reason)) throw invalidField('reason', 'is not a snake_case word');
 }
 
 /** The tenant that a request means; TENANT_FORBIDDEN if the caller does not act for it. */
@@ -216,12 +191,4 @@ function readDuration(field: string, duration: Duration, maxMs: number, max: str
   if (ms <= 0) throw invalidField(field, 'is not positive');
   if (ms > maxMs) throw invalidField(field, `is more than ${max}`);
   return ms;
-}
-
-function checkSize(field: string, text: string, maxBytes: number): string {
-  // A UTF-16 unit is at most three bytes of UTF-8, so most texts need no count.
-  if (text.length * 3 > maxBytes && Buffer.byteLength(text) > maxBytes) {
-    throw invalidField(field, `is longer than ${maxBytes} bytes`);
-  }
-  return text;
 }

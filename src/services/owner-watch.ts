@@ -37,8 +37,9 @@ export class OwnerWatch implements Disposable {
     }
     for (const id of [...this.#lives.keys()]) {
       if (seen.has(id)) continue;
+      const wasGone = this.#lives.get(id)?.gone === true;
       this.#lives.delete(id);
-      this.#invalidate(id, undefined, 'gone');
+      if (!wasGone) this.#invalidate(id, undefined, 'gone');
     }
   }
 

@@ -8,6 +8,9 @@ import type { PoolRegistry } from '../../gen/baton/v1/pool_registry_pb.ts';
 export function relayRegistry(registry: Client<typeof PoolRegistry>): Partial<ServiceImpl<typeof PoolRegistry>> {
   const pass = ({ signal }: Pick<HandlerContext, 'signal'>) => ({ signal });
   return {
+    registerInstance: (request, context) => registry.registerInstance(request, pass(context)),
+    renewLease: (request, context) => registry.renewLease(request, pass(context)),
+    deregisterInstance: (request, context) => registry.deregisterInstance(request, pass(context)),
     getInstance: (request, context) => registry.getInstance(request, pass(context)),
     listInstances: (request, context) => registry.listInstances(request, pass(context)),
     drainInstance: (request, context) => registry.drainInstance(request, pass(context)),

@@ -5,7 +5,7 @@ import { describe, expect, it } from 'vitest';
 import { InstanceState } from '../../gen/baton/v1/instance_pb.ts';
 import { type ProbePart, probeInstance } from '../../src/engine/probe.ts';
 import { SILENT_LOGGER } from '../../src/obs/log.ts';
-import { PoolRegistryService } from '../../src/services/pool-registry.ts';
+import { PoolRegistryService } from '../../src/services/registry/pool-registry.ts';
 
 type Handler = (request: IncomingMessage, response: ServerResponse) => void;
 type Routes = Readonly<Record<string, Handler>>;

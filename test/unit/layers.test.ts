@@ -43,7 +43,20 @@ const TABLE: Readonly<Record<string, Row>> = {
   // The one place that loads ZMQ, and is loaded only with a connector that needs it.
   'engine/notices': { packages: ['zeromq', '@msgpack/msgpack'] },
   services: {
-    areas: ['core', 'gen', 'call', 'engine', 'obs', 'policies/policy', 'connectors/connector', 'stores/store'],
+    areas: [
+      'core',
+      'gen',
+      'call',
+      'engine',
+      'obs',
+      'policies/policy',
+      'connectors/connector',
+      'stores/store',
+      'stores/aging-map',
+      'stores/refusals',
+      // What an engine's URL may be is said in one place.
+      'config/instance-url',
+    ],
     types: ['config'],
     // No sockets, files or processes of their own: those are reached through engine and stores.
     packages: [PROTOBUF, 'node:crypto', 'node:perf_hooks', 'node:timers/promises'],

@@ -429,7 +429,7 @@ export const InstanceState = {
   READY: 2,
 
   /**
-   * Failed health checks or let its lease lapse; takes no legs while another instance can.
+   * Failed health checks; takes no legs while another instance can.
    *
    * @generated from enum value: INSTANCE_STATE_SUSPECT = 3;
    */

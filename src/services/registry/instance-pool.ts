@@ -1,0 +1,256 @@
+import { equals } from '@bufbuild/protobuf';
+import { durationFromMs } from '@bufbuild/protobuf/wkt';
+import { type Instance, InstanceSchema, InstanceState } from '../../../gen/baton/v1/instance_pb.ts';
+import { errorFields, type Logger } from '../../obs/log.ts';
+import { AgingMap } from '../../stores/aging-map.ts';
+import { overLimit } from '../call-arguments.ts';
+import type { Clock } from '../clock.ts';
+import { type DescribedEngine, type HealthSettings, InstanceRecord, type InstanceSpec } from '../instance-record.ts';
+import type { InstanceChange } from '../instance-watch.ts';
+import { stateWord } from '../instance-words.ts';
+import { WatchHub } from '../watch-hub.ts';
+import { Prober, type ProberOptions } from './prober.ts';
+
+/** Instances that are known at a time, those that have left not counted. */
+export const MAX_INSTANCES = 4096;
+/** How long one that has left is still listed as GONE. */
+const GONE_KEPT_MS = 5 * 60_000;
+/** How long the generation of an id is remembered after that, so that late calls of an earlier life are known as such. */
+const GENERATION_KEPT_MS = 24 * 3_600_000;
+const MAX_GENERATIONS = 65_536;
+const MAX_WATCHES = 1024;
+
+/** An instance and who named it. */
+export interface Member {
+  readonly record: InstanceRecord;
+  /** Name of its source; `rpc` for a registered one. */
+  readonly origin: string;
+  /** Its source does not name it any more: it drains, and leaves when that is over. */
+  orphaned: boolean;
+}
+
+/** What an {@link InstancePool} runs on. */
+export interface InstancePoolOptions extends Omit<ProberOptions, 'onResult'> {
+  readonly health: HealthSettings;
+  readonly log: Logger;
+  readonly clock: Clock;
+  /** Names this life of the pool, `[a-z0-9]+`. */
+  readonly epoch: string;
+  /** Deltas kept for watches that resume. */
+  readonly historyLimit: number;
+}
+
+/** The instances that are known, each probed and each change told: the state behind the registry's methods. */
+export class InstancePool implements AsyncDisposable {
+  readonly #log: Logger;
+  readonly #clock: Clock;
+  readonly #health: HealthSettings;
+  readonly #prober: Prober;
+  readonly #hub: WatchHub<InstanceChange>;
+  readonly #members = new Map<string, Member>();
+  readonly #instances = new Map<string, Instance>();
+  readonly #removals = new Map<string, () => void>();
+  readonly #generations = new AgingMap<string, number>({ lifetimeMs: GENERATION_KEPT_MS, maxCount: MAX_GENERATIONS });
+  readonly #listeners = new Set<() => void>();
+  /** Made when it is asked for after a change. */
+  #snapshot: readonly Instance[] | undefined;
+  #closed = false;
+
+  constructor(options: InstancePoolOptions) {
+    this.#log = options.log;
+    this.#clock = options.clock;
+    this.#health = options.health;
+    this.#prober = new Prober({ ...options, onResult: (record) => this.publish(record) });
+    this.#hub = new WatchHub({
+      clock: options.clock,
+      epoch: options.epoch,
+      historyLimit: options.historyLimit,
+      maxWatches: MAX_WATCHES,
+    });
+  }
+
+  /** Begins to probe. */
+  start(): void {
+    this.#prober.start();
+  }
+
+  get isClosed(): boolean {
+    return this.#closed;
+  }
+
+  /** Revision of the newest change. */
+  get revision(): bigint {
+    return this.#hub.revision;
+  }
+
+  get watches(): Pick<WatchHub<InstanceChange>, 'watch'> {
+    return this.#hub;
+  }
+
+  /** The instances in the order in which they came, GONE ones included; the same array until something changes. */
+  get snapshot(): readonly Instance[] {
+    this.#snapshot ??= [...this.#instances.values()];
+    return this.#snapshot;
+  }
+
+  get members(): Iterable<Member> {
+    return this.#members.values();
+  }
+
+  get(id: string): Member | undefined {
+    return this.#members.get(id);
+  }
+
+  /** The instance as it was told last. */
+  instanceOf({ spec }: InstanceRecord): Instance | undefined {
+    return this.#instances.get(spec.id);
+  }
+
+  /** The member that uses a URL, if it has not left. */
+  memberAt(url: string): Member | undefined {
+    for (const member of this.#members.values()) {
+      if (!member.record.hasLeft && member.record.spec.url === url) return member;
+    }
+    return undefined;
+  }
+
+  /** Calls `listener` after each change, in the same turn; returns what ends that. */
+  onChange(listener: () => void): () => void {
+    this.#listeners.add(listener);
+    return () => void this.#listeners.delete(listener);
+  }
+
+  /**
+   * Takes an instance on, in place of one with its id, as its next generation.
+   *
+   * @throws BatonError LIMIT_EXCEEDED where there are too many
+   */
+  put(spec: InstanceSpec, origin: string, engine?: DescribedEngine): Member {
+    const before = this.#members.get(spec.id);
+    if (before === undefined || before.record.hasLeft) this.#checkRoom();
+    const generation = this.generationOf(spec.id) + 1;
+    if (before !== undefined) this.#prober.forget(before.record);
+    this.#removals.get(spec.id)?.();
+    this.#removals.delete(spec.id);
+    const record = new InstanceRecord(spec, this.#health, generation, engine);
+    const member: Member = { record, origin, orphaned: false };
+    this.#members.set(spec.id, member);
+    this.publish(record);
+    this.#prober.add(record);
+    return member;
+  }
+
+  /** The newest generation of an id; 0 for one that is not known. */
+  generationOf(id: string): number {
+    const known = this.#generations.get(id, this.#clock.now()) ?? 0;
+    return Math.max(known, this.#members.get(id)?.record.incarnation.generation ?? 0);
+  }
+
+  /** Makes the generations of an id go on from this one. */
+  restoreGeneration(id: string, generation: number): void {
+    this.#generations.set(id, generation, this.#clock.now());
+  }
+
+  /** It is GONE at once; for a while it is still listed. */
+  leave(member: Member, reason: string): Instance {
+    const { record } = member;
+    record.leave(reason);
+    return this.publish(record);
+  }
+
+  /** Looks at an instance as soon as the pace of its probes allows. */
+  probeSoon(record: InstanceRecord): void {
+    this.#prober.probeSoon(record);
+  }
+
+  /** Tells what changed about an instance; the answer is what all see now. */
+  publish(record: InstanceRecord): Instance {
+    const { id } = record.spec;
+    const member = this.#members.get(id);
+    const known = this.#instances.get(id);
+    // A late word of an earlier life.
+    if (member?.record !== record) return known ?? record.toInstance(this.revision);
+    if (member.orphaned && record.state === InstanceState.GONE) record.leave(record.reason);
+    if (known !== undefined && equals(InstanceSchema, known, record.toInstance(known.revision))) return known;
+    const { instance } = this.#hub.publish((revision) => ({
+      instance: record.toInstance(revision),
+      removed: false,
+    }));
+    this.#instances.set(id, instance);
+    if (known !== undefined) this.#logChange(known, instance);
+    if (record.hasLeft && !this.#removals.has(id)) this.#bury(record);
+    this.#tell();
+    return instance;
+  }
+
+  /** A copy whose load says how old it is; the shared message cannot, it would change with every read. */
+  withAge(instance: Instance): Instance {
+    const record = this.#members.get(instance.id)?.record;
+    if (instance.load === undefined || record === undefined) return instance;
+    const age = Math.max(0, Math.round(this.#clock.now() - record.loadReadAt));
+    return { ...instance, load: { ...instance.load, age: durationFromMs(age) } };
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    this.#closed = true;
+    for (const cancel of this.#removals.values()) cancel();
+    this.#removals.clear();
+    this.#listeners.clear();
+    this.#hub.close();
+    await this.#prober[Symbol.asyncDispose]();
+  }
+
+  #checkRoom(): void {
+    let live = 0;
+    for (const { record } of this.#members.values()) if (!record.hasLeft) live += 1;
+    if (live >= MAX_INSTANCES) throw overLimit('instances', MAX_INSTANCES);
+    // Those that have left make room early.
+    for (const [id, { record }] of this.#members) {
+      if (this.#members.size < 2 * MAX_INSTANCES) return;
+      if (record.hasLeft) this.#forget(id);
+    }
+  }
+
+  #bury(record: InstanceRecord): void {
+    const { id } = record.spec;
+    this.#prober.forget(record);
+    this.#removals.set(
+      id,
+      this.#clock.setTimer(() => this.#forget(id), GONE_KEPT_MS),
+    );
+  }
+
+  #forget(id: string): void {
+    this.restoreGeneration(id, this.generationOf(id));
+    this.#removals.get(id)?.();
+    this.#removals.delete(id);
+    this.#members.delete(id);
+    const instance = this.#instances.get(id);
+    this.#instances.delete(id);
+    if (instance !== undefined) this.#hub.publish(() => ({ instance, removed: true }));
+    this.#tell();
+  }
+
+  #tell(): void {
+    this.#snapshot = undefined;
+    for (const listener of [...this.#listeners]) {
+      try {
+        listener();
+      } catch (error) {
+        this.#log.error(errorFields(error), 'a listener of the pool failed');
+      }
+    }
+  }
+
+  #logChange(before: Instance, after: Instance): void {
+    const instance = after.id;
+    const generation = after.incarnation?.generation;
+    if (before.state !== after.state) {
+      const fields = { instance, from: stateWord(before.state), to: stateWord(after.state), reason: after.stateReason };
+      this.#log.info(fields, 'instance changed state');
+    }
+    if (before.incarnation?.generation !== generation) {
+      this.#log.warn({ instance, generation }, 'instance restarted');
+    }
+  }
+}

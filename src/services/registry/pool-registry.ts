@@ -1,0 +1,354 @@
+import { create } from '@bufbuild/protobuf';
+import { durationFromMs } from '@bufbuild/protobuf/wkt';
+import type { HandlerContext, ServiceImpl } from '@connectrpc/connect';
+import { type Incarnation, type Instance, InstanceState } from '../../../gen/baton/v1/instance_pb.ts';
+import {
+  type DeregisterInstanceRequest,
+  type DeregisterInstanceResponse,
+  DeregisterInstanceResponseSchema,
+  type DrainInstanceRequest,
+  type DrainInstanceResponse,
+  DrainInstanceResponseSchema,
+  type GetInstanceRequest,
+  type GetInstanceResponse,
+  GetInstanceResponseSchema,
+  type ListInstancesRequest,
+  type ListInstancesResponse,
+  ListInstancesResponseSchema,
+  type PoolRegistry,
+  type RegisterInstanceRequest,
+  type RegisterInstanceResponse,
+  RegisterInstanceResponseSchema,
+  type RenewLeaseRequest,
+  type RenewLeaseResponse,
+  RenewLeaseResponseSchema,
+  type ResumeInstanceRequest,
+  type ResumeInstanceResponse,
+  ResumeInstanceResponseSchema,
+  type WatchInstancesRequest,
+  type WatchInstancesResponse,
+} from '../../../gen/baton/v1/pool_registry_pb.ts';
+import { BatonError } from '../../core/errors.ts';
+import { type Probe, probeInstance } from '../../engine/probe.ts';
+import type { Logger } from '../../obs/log.ts';
+import { checkReasonWord, invalidField } from '../call-arguments.ts';
+import { type Clock, SYSTEM_CLOCK } from '../clock.ts';
+import { passesFilter } from '../instance-filter.ts';
+import { type HealthSettings, type InstanceSpec, isSameLife } from '../instance-record.ts';
+import type { InstanceView } from '../instance-view.ts';
+import { toWatchResponses } from '../instance-watch.ts';
+import { clampPageSize, decodePageToken, encodePageToken } from '../page-token.ts';
+import { readCheckpointInterval } from '../watch-hub.ts';
+import { InstancePool, type Member } from './instance-pool.ts';
+import { Leases } from './leases.ts';
+import { readLoad, readRegistration } from './register-request.ts';
+import { Registrations } from './registrations.ts';
+import { SourceViews } from './source-views.ts';
+
+/** What a {@link PoolRegistryService} runs on. */
+export interface PoolRegistryOptions {
+  /** The instances of the configuration; ids are unique. */
+  readonly instances: readonly InstanceSpec[];
+  readonly health: HealthSettings;
+  readonly log: Logger;
+  /** Connectors that a registered instance may have. Default none. */
+  readonly connectors?: readonly string[];
+  /** Key for probes of one instance; undefined sends none. Default the instance's own. */
+  readonly probeKey?: (instance: InstanceSpec) => string | undefined;
+  /** Told the kind of each probe's health, for a counter. */
+  readonly onProbe?: (kind: string) => void;
+  /** Default undici. */
+  readonly probe?: Probe;
+  /** Default the system's. */
+  readonly clock?: Clock;
+  /** Uniform in [0, 1). Default Math.random. */
+  readonly random?: () => number;
+  /** Default a random one per service. */
+  readonly epoch?: string;
+  /** Deltas kept for watches that resume. Default 4,096. */
+  readonly historyLimit?: number;
+}
+
+const DEFAULT_HISTORY = 4096;
+const LEASE_EXPIRED = 'lease_expired';
+/** Origins of instances that no source names. */
+const REGISTERED = 'rpc';
+const STATIC = 'static';
+
+/**
+ * The registry of this process: instances from the configuration, from sources and from registrations, their states from
+ * probes, leases and what requests see. Implements the PoolRegistry service for the direct client and the RPC port; messages
+ * it returns are shared, not copies.
+ */
+export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, InstanceView, AsyncDisposable {
+  readonly #clock: Clock;
+  readonly #pool: InstancePool;
+  readonly #sources: SourceViews;
+  readonly #leases: Leases;
+  readonly #connectors: readonly string[];
+  readonly #registrations = new Registrations();
+
+  constructor(options: PoolRegistryOptions) {
+    const { instances, health, log } = options;
+    this.#clock = options.clock ?? SYSTEM_CLOCK;
+    this.#connectors = options.connectors ?? [];
+    this.#pool = new InstancePool({
+      health,
+      log,
+      clock: this.#clock,
+      probe: options.probe ?? probeInstance,
+      random: options.random ?? Math.random,
+      probeKey: options.probeKey ?? (({ apiKey }) => apiKey),
+      onProbe: options.onProbe ?? (() => {}),
+      epoch: options.epoch ?? crypto.randomUUID().replaceAll('-', ''),
+      historyLimit: options.historyLimit ?? DEFAULT_HISTORY,
+    });
+    this.#sources = new SourceViews(this.#pool, log);
+    this.#leases = new Leases(this.#clock, (id) => this.#expire(id));
+    this.#sources.apply(STATIC, instances);
+  }
+
+  /** Begins to probe, every instance at once; before that all are STARTING. A second call changes nothing. */
+  start(): void {
+    this.#pool.start();
+  }
+
+  /** Revision of the newest change. */
+  get revision(): bigint {
+    return this.#pool.revision;
+  }
+
+  /** The instances in the order in which they came, GONE ones included; the same array until something changes. */
+  readonly snapshot = (): readonly Instance[] => this.#pool.snapshot;
+
+  /** Calls `listener` after each change, in the same turn; returns what ends that. */
+  readonly onChange = (listener: () => void): (() => void) => this.#pool.onChange(listener);
+
+  /** Takes what a request learnt: a refused connection makes a READY instance SUSPECT and probes it at once. */
+  readonly notePassive = (instanceId: string, outcome: 'refused' | 'ok'): void => {
+    const member = this.#member(instanceId);
+    if (member === undefined) return;
+    const { record } = member;
+    const before = record.state;
+    record.applyPassive(outcome, this.#clock.now());
+    if (outcome === 'ok') return;
+    this.#pool.publish(record);
+    if (record.state !== before) this.#pool.probeSoon(record);
+  };
+
+  /** Takes what a trial found out about an instance whose setting is `auto`; shows in ListInstances. */
+  readonly noteBidirectional = (instanceId: string, state: 'on' | 'off'): void => {
+    const member = this.#member(instanceId);
+    if (member === undefined) return;
+    member.record.noteBidirectional(state);
+    this.#pool.publish(member.record);
+  };
+
+  /** Drains an instance that would do harm; the same as DrainInstance. */
+  readonly drain = (instanceId: string, reason: string): void => {
+    const member = this.#member(instanceId);
+    if (member === undefined) return;
+    member.record.drain(reason);
+    this.#pool.publish(member.record);
+  };
+
+  /** How an instance is described, with the key and the headers that no message tells. */
+  readonly specOf = (instanceId: string): InstanceSpec | undefined => this.#pool.get(instanceId)?.record.spec;
+
+  /** Takes the newest view of a source of instances, all of it. */
+  applySource(source: string, specs: readonly InstanceSpec[]): void {
+    this.#sources.apply(source, specs);
+  }
+
+  /** What drains, and what its load was when it was read last; times by the clock of this registry. */
+  draining(): readonly DrainingInstance[] {
+    return [...this.#pool.members].flatMap(({ record }) => {
+      if (record.state !== InstanceState.DRAINING) return [];
+      const { id, role, kvLeaseMs, decoderTtlMs } = record.spec;
+      const load = this.#pool.instanceOf(record)?.load;
+      const reading =
+        load === undefined
+          ? {}
+          : { load: { busy: load.running + load.waiting + load.waitingDeferred > 0, at: record.loadReadAt } };
+      return [{ id, role, kvLeaseMs, decoderTtlMs, ...reading }];
+    });
+  }
+
+  /** What a draining instance held is used or past its time: it is GONE until it is resumed. */
+  endDrain(instanceId: string): void {
+    const member = this.#member(instanceId);
+    if (member === undefined) return;
+    member.record.endDrain();
+    this.#pool.publish(member.record);
+  }
+
+  /** Stops probes, leases and watches; resolves when no timer and no socket is left. */
+  async [Symbol.asyncDispose](): Promise<void> {
+    this.#leases[Symbol.dispose]();
+    await this.#pool[Symbol.asyncDispose]();
+  }
+
+  async registerInstance(request: RegisterInstanceRequest): Promise<RegisterInstanceResponse> {
+    const now = this.#clock.now();
+    return this.#registrations.replayOr(request, now, () => this.#register(request, now));
+  }
+
+  async renewLease(request: RenewLeaseRequest): Promise<RenewLeaseResponse> {
+    const { instanceId, incarnation, load } = request;
+    if (incarnation === undefined || incarnation.generation === 0) {
+      throw invalidField('incarnation.generation', 'is required: the registration told it');
+    }
+    const { origin, record } = this.#find(instanceId, incarnation);
+    if (origin !== REGISTERED || record.hasLeft) {
+      const what = record.hasLeft ? 'the instance has left: register it again' : `no lease: it is ${origin}`;
+      throw notFound(instanceId, what);
+    }
+    if (load !== undefined) record.noteLoad(readLoad('load', load, this.#clock.now()));
+    const leaseMs = this.#leases.renew(instanceId);
+    const { state, stateReason } = this.#pool.publish(record);
+    return create(RenewLeaseResponseSchema, {
+      state,
+      stateReason,
+      ...(leaseMs === undefined ? {} : { lease: durationFromMs(leaseMs) }),
+    });
+  }
+
+  async deregisterInstance(request: DeregisterInstanceRequest): Promise<DeregisterInstanceResponse> {
+    const { instanceId, incarnation } = request;
+    const reason = reasonWord(request.reason);
+    if (instanceId === '') throw invalidField('instance_id', 'is required');
+    const member = this.#pool.get(instanceId);
+    if (member === undefined || member.record.hasLeft) {
+      return create(DeregisterInstanceResponseSchema, { removed: false });
+    }
+    checkLife(member, incarnation);
+    this.#leases.revoke(instanceId);
+    if (member.origin !== REGISTERED) this.#sources.dismiss(member);
+    this.#pool.leave(member, reason);
+    return create(DeregisterInstanceResponseSchema, { removed: true });
+  }
+
+  async drainInstance(request: DrainInstanceRequest): Promise<DrainInstanceResponse> {
+    const { record } = this.#find(request.instanceId, request.incarnation);
+    record.drain(reasonWord(request.reason));
+    return create(DrainInstanceResponseSchema, { instance: this.#pool.withAge(this.#pool.publish(record)) });
+  }
+
+  async resumeInstance(request: ResumeInstanceRequest): Promise<ResumeInstanceResponse> {
+    const { record } = this.#find(request.instanceId, request.incarnation);
+    reasonWord(request.reason);
+    const drained = record.drainReason !== undefined;
+    if (drained) record.resume();
+    const instance = this.#pool.publish(record);
+    if (drained) this.#pool.probeSoon(record);
+    return create(ResumeInstanceResponseSchema, { instance: this.#pool.withAge(instance) });
+  }
+
+  async getInstance(request: GetInstanceRequest): Promise<GetInstanceResponse> {
+    const { record } = this.#find(request.instanceId, undefined);
+    return create(GetInstanceResponseSchema, { instance: this.#pool.withAge(this.#pool.publish(record)) });
+  }
+
+  async listInstances(request: ListInstancesRequest): Promise<ListInstancesResponse> {
+    const after = decodePageToken(request.pageToken);
+    const size = clampPageSize(request.pageSize);
+    const matching = [...this.#pool.snapshot]
+      .filter((instance) => passesFilter(instance, request.filter) && (after === undefined || instance.id > after))
+      .sort((a, b) => (a.id < b.id ? -1 : 1));
+    const page = matching.slice(0, size);
+    const last = page.at(-1);
+    return create(ListInstancesResponseSchema, {
+      instances: page.map((instance) => this.#pool.withAge(instance)),
+      nextPageToken: last !== undefined && matching.length > size ? encodePageToken(last.id) : '',
+      revision: this.revision,
+      stale: false,
+    });
+  }
+
+  watchInstances(
+    request: WatchInstancesRequest,
+    context: Pick<HandlerContext, 'signal'>,
+  ): AsyncIterable<WatchInstancesResponse> {
+    const { checkpointInterval, filter, resumeToken } = request;
+    const events = this.#pool.watches.watch({
+      token: resumeToken,
+      // A copy: what changes while it is told comes as a delta.
+      snapshot: () =>
+        this.#pool.snapshot
+          .filter((instance) => passesFilter(instance, filter))
+          .map((instance) => ({ instance: this.#pool.withAge(instance), removed: false })),
+      checkpointMs: readCheckpointInterval(checkpointInterval),
+      signal: context.signal,
+    });
+    return toWatchResponses(events, filter, resumeToken !== '');
+  }
+
+  /** An instance that can still change; undefined once this registry is closed. */
+  #member(instanceId: string): Member | undefined {
+    return this.#pool.isClosed ? undefined : this.#pool.get(instanceId);
+  }
+
+  #register(request: RegisterInstanceRequest, now: number): RegisterInstanceResponse {
+    const { spec, engine, load, leaseMs } = readRegistration(request, this.#connectors);
+    const reading = load === undefined ? undefined : readLoad('instance.load', load, now);
+    this.#checkFree(spec);
+    const { record } = this.#pool.put(spec, REGISTERED, engine);
+    if (leaseMs === undefined) this.#leases.revoke(spec.id);
+    else this.#leases.grant(spec.id, leaseMs);
+    if (reading !== undefined) record.noteLoad(reading);
+    return create(RegisterInstanceResponseSchema, {
+      instance: this.#pool.publish(record),
+      ...(leaseMs === undefined ? {} : { lease: durationFromMs(leaseMs) }),
+    });
+  }
+
+  /** Refuses an id that a source names, and the URL of another instance: an engine is in the pool once. */
+  #checkFree({ id, url }: InstanceSpec): void {
+    const known = this.#pool.get(id);
+    if (known !== undefined && !known.record.hasLeft && known.origin !== REGISTERED) {
+      throw invalidField('instance.id', `is named by another source (${known.origin}), which needs no registration`);
+    }
+    const other = this.#pool.memberAt(url)?.record.spec.id;
+    if (other !== undefined && other !== id) {
+      throw invalidField('instance.url', `is that of the instance ${other}: use its id, or deregister it`);
+    }
+  }
+
+  #expire(id: string): void {
+    const member = this.#member(id);
+    if (member !== undefined) this.#pool.leave(member, LEASE_EXPIRED);
+  }
+
+  #find(instanceId: string, life: Incarnation | undefined): Member {
+    if (instanceId === '') throw invalidField('instance_id', 'is required');
+    const member = this.#pool.get(instanceId);
+    if (member === undefined) throw notFound(instanceId, 'the registry does not know this instance');
+    checkLife(member, life);
+    return member;
+  }
+}
+
+/** An instance that drains. */
+export interface DrainingInstance extends Pick<InstanceSpec, 'id' | 'role' | 'kvLeaseMs' | 'decoderTtlMs'> {
+  /** Whether it had work when it was asked; absent for an engine that does not tell. */
+  readonly load?: { readonly busy: boolean; readonly at: number };
+}
+
+function checkLife({ record }: Member, life: Incarnation | undefined): void {
+  const current = record.incarnation;
+  if (life === undefined || isSameLife(life, current)) return;
+  throw new BatonError({
+    reason: 'STALE_INCARNATION',
+    message: 'the instance is in another life than the call speaks of',
+    metadata: { instance_id: record.spec.id, generation: String(current.generation) },
+  });
+}
+
+function notFound(instanceId: string, message: string): BatonError {
+  return new BatonError({ reason: 'INSTANCE_NOT_FOUND', message, metadata: { instance_id: instanceId } });
+}
+
+function reasonWord(reason: string): string {
+  checkReasonWord(reason);
+  return reason === '' ? 'operator' : reason;
+}

@@ -1,0 +1,122 @@
+import { create } from '@bufbuild/protobuf';
+import { describe, expect, it } from 'vitest';
+import { Role } from '../../gen/baton/v1/instance_pb.ts';
+import {
+  DeregisterInstanceRequestSchema,
+  DrainInstanceRequestSchema,
+  RegisterInstanceRequestSchema,
+  ResumeInstanceRequestSchema,
+} from '../../gen/baton/v1/pool_registry_pb.ts';
+import { createLogger } from '../../src/obs/log.ts';
+import { stateWord } from '../../src/services/instance-words.ts';
+import { bad, good, setUp, spec } from '../support/registry.ts';
+
+function setUpSources(ids: readonly string[] = []) {
+  const lines: { msg: string; instance?: string }[] = [];
+  const destination = { write: (line: string) => void lines.push(JSON.parse(line)) };
+  const world = setUp(ids, { log: createLogger({ level: 'warn', format: 'json', destination }) });
+  const pool = () =>
+    world.registry.snapshot().map((i) => `${i.id} ${stateWord(i.state)} ${i.stateReason} ${i.incarnation?.generation}`);
+  const view = (...named: readonly string[]) =>
+    world.registry.applySource(
+      'file',
+      named.map((id) => spec(id)),
+    );
+  return { ...world, pool, view, lines };
+}
+
+describe('a source', () => {
+  it('adds what it names; what it names no more drains, and leaves when that is over', async () => {
+    const { clock, registry, pool, view } = setUpSources();
+    view('a:1', 'a:2');
+    await clock.pass(0);
+    expect(pool()).toEqual(['a:1 ready probe_ok 1', 'a:2 ready probe_ok 1']);
+    view('a:2');
+    expect(pool()).toEqual(['a:1 draining removed_from_source 1', 'a:2 ready probe_ok 1']);
+    registry.endDrain('a:1');
+    expect(pool()[0]).toBe('a:1 gone drained 1');
+    await clock.pass(300_000);
+    expect(pool()).toEqual(['a:2 ready probe_ok 1']);
+  });
+
+  it('resumes what it names again, and not what an operator drained', async () => {
+    const { clock, registry, pool, view } = setUpSources();
+    view('a:1', 'a:2');
+    await clock.pass(0);
+    await registry.drainInstance(create(DrainInstanceRequestSchema, { instanceId: 'a:2' }));
+    view();
+    expect(pool()).toEqual(['a:1 draining removed_from_source 1', 'a:2 draining operator 1']);
+    view('a:1', 'a:2');
+    await clock.pass(250);
+    expect(pool()).toEqual(['a:1 ready probe_ok 1', 'a:2 draining operator 1']);
+    registry.endDrain('a:2');
+    expect(pool()[1]).toBe('a:2 gone drained 1');
+    await clock.pass(400_000);
+    await registry.resumeInstance(create(ResumeInstanceRequestSchema, { instanceId: 'a:2' }));
+    await clock.pass(250);
+    expect(pool()[1]).toBe('a:2 ready probe_ok 1');
+  });
+
+  it('loses at once what never served and what is down', async () => {
+    const { clock, world, pool, view } = setUpSources();
+    world.reply = async (id) => (id === 'a:1' ? bad('refused') : good());
+    view('a:1', 'a:2');
+    await clock.pass(0);
+    world.reply = async () => bad('refused');
+    await clock.pass(10_000);
+    view();
+    expect(pool()).toEqual(['a:1 gone removed_from_source 1', 'a:2 gone probe_refused 1']);
+    view('a:1');
+    expect(pool()[0]).toBe('a:1 starting awaiting_first_probe 2');
+  });
+
+  it('begins a new life with another URL, role or connector, and none with other labels', async () => {
+    const { clock, registry, pool, view } = setUpSources();
+    view('a:1');
+    await clock.pass(0);
+    registry.applySource('file', [{ ...spec('a:1'), labels: { zone: 'b' } }]);
+    expect(pool()).toEqual(['a:1 ready probe_ok 1']);
+    expect(registry.snapshot()[0]?.labels).toEqual({ zone: 'b' });
+    registry.applySource('file', [{ ...spec('a:1'), url: 'http://b:1' }]);
+    expect(pool()).toEqual(['a:1 starting awaiting_first_probe 2']);
+    await clock.pass(0);
+    expect(pool()).toEqual(['a:1 ready probe_ok 2']);
+  });
+
+  it('does not touch what another one named first, and complains once', async () => {
+    const { registry, pool, view, lines } = setUpSources(['a:1']);
+    view('a:1', 'a:2');
+    view('a:1', 'a:2');
+    registry.applySource('dns', [{ ...spec('x'), url: 'http://a:2' }]);
+    view('a:2');
+    expect(pool().map((line) => line.split(' ')[0])).toEqual(['a:1', 'a:2']);
+    expect(lines.map(({ msg }) => msg)).toEqual([
+      'an instance of a source is left out: its id is known from another source (static)',
+      'an instance of a source is left out: its URL is that of a:2',
+    ]);
+  });
+
+  it('does not bring back what an operator removed, unless it stopped naming it; whoever registers it may', async () => {
+    const { clock, registry, pool, view } = setUpSources(['s:1']);
+    view('a:1', 'a:2');
+    await clock.pass(0);
+    for (const instanceId of ['a:1', 'a:2', 's:1']) {
+      await registry.deregisterInstance(create(DeregisterInstanceRequestSchema, { instanceId }));
+    }
+    view('a:1', 'a:2');
+    await clock.pass(400_000);
+    view('a:1', 'a:2');
+    expect(pool()).toEqual([]);
+    view('a:2');
+    view('a:1', 'a:2');
+    await registry.registerInstance(
+      create(RegisterInstanceRequestSchema, {
+        idempotencyKey: 'k',
+        instance: { url: 'http://s:1', role: Role.DECODE, connector: 'nixl' },
+        untilRemoved: true,
+      }),
+    );
+    await clock.pass(0);
+    expect(pool()).toEqual(['a:1 ready probe_ok 2', 's:1 ready probe_ok 2']);
+  });
+});
