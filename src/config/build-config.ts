@@ -1,3 +1,4 @@
+import type { ValkeySettings } from '../core/valkey-settings.ts';
 import type { EngineChoice } from './engines.ts';
 import { isLoopback } from './instance-url.ts';
 import { buildReceivers, type LmcacheConfig } from './lmcache.ts';
@@ -10,7 +11,6 @@ import {
   type InstanceConfig,
   ROLE_NAMES,
   type RoleName,
-  type ValkeyConfig,
 } from './schema.ts';
 import { type ListenPort, parseHeaderName, parseSecret, unknownName } from './values.ts';
 
@@ -371,7 +371,7 @@ interface Listener {
 }
 
 /** The server of the valkey backend, which has none of its own. */
-function readValkey(input: BuildInput, sink: Sink): { readonly valkey?: ValkeyConfig } {
+function readValkey(input: BuildInput, sink: Sink): { readonly valkey?: ValkeySettings } {
   const { backend, valkey } = input.file.store;
   if (backend.toLowerCase() !== 'valkey') return {};
   const url = valkey.url ?? (valkey.sentinels === undefined ? undefined : 'valkey://sentinels');

@@ -1,3 +1,4 @@
+import type { Receiver } from '../core/receiver.ts';
 import { field, optional } from './fields.ts';
 import type { Problem } from './problem.ts';
 import {
@@ -13,16 +14,6 @@ import {
   show,
   type ValueParser,
 } from './values.ts';
-
-/** Where a decode engine takes KV; one port of each kind a tensor-parallel rank. */
-export interface ReceiverConfig {
-  /** As prefill engines dial it. */
-  readonly host: string;
-  readonly initPorts: readonly number[];
-  readonly allocPorts: readonly number[];
-  /** Empty: prefill engines are told none. */
-  readonly queryPorts: readonly number[];
-}
 
 /** What one engine has of its own. */
 export interface InstanceLmcache {
@@ -49,7 +40,7 @@ export interface LmcacheConfig {
   /** Where another process publishes its notices: this one opens no socket of its own. */
   readonly noticeHub?: TcpAddress;
   /** Decode engines by instance id. */
-  readonly receivers: Readonly<Record<string, ReceiverConfig>>;
+  readonly receivers: Readonly<Record<string, Receiver>>;
   /** Notices of one prefill, by instance id of prefill engines that have a number of their own. */
   readonly notices: Readonly<Record<string, number>>;
   /** The same for the others; absent: one for each of D's init ports. */
@@ -155,7 +146,7 @@ export interface SharedPorts {
 export function buildReceivers(
   decoders: readonly DecoderPlace[],
   shared: SharedPorts,
-): { readonly receivers: Readonly<Record<string, ReceiverConfig>>; readonly problems: readonly Problem[] } {
+): { readonly receivers: Readonly<Record<string, Receiver>>; readonly problems: readonly Problem[] } {
   const problems: Problem[] = [];
   const lists = [shared.initPorts, shared.allocPorts, ...(shared.queryPorts.length === 0 ? [] : [shared.queryPorts])];
   if (lists.some((list) => list.length !== shared.initPorts.length)) {
@@ -163,7 +154,7 @@ export function buildReceivers(
     return { receivers: {}, problems };
   }
   const stride = Math.max(...lists.map((list) => Math.max(...list) - Math.min(...list) + 1));
-  const receivers: Record<string, ReceiverConfig> = {};
+  const receivers: Record<string, Receiver> = {};
   const onHost = new Map<string, number>();
   const taken = new Map<string, string>();
   for (const { id, url, own, where } of decoders) {
@@ -172,7 +163,7 @@ export function buildReceivers(
     const step = hasOwn ? 0 : (onHost.get(host) ?? 0);
     if (!hasOwn) onHost.set(host, step + 1);
     const up = (list: readonly number[]) => list.map((port) => port + step * stride);
-    const receiver: ReceiverConfig = {
+    const receiver: Receiver = {
       host,
       initPorts: own?.initPorts ?? up(shared.initPorts),
       allocPorts: own?.allocPorts ?? up(shared.allocPorts),
@@ -185,7 +176,7 @@ export function buildReceivers(
   return { receivers, problems };
 }
 
-function faultOf({ host, initPorts, allocPorts, queryPorts }: ReceiverConfig, id: string, taken: Map<string, string>) {
+function faultOf({ host, initPorts, allocPorts, queryPorts }: Receiver, id: string, taken: Map<string, string>) {
   if (initPorts.length !== allocPorts.length || ![0, initPorts.length].includes(queryPorts.length)) {
     return `decoder ${id} needs as many init, alloc and query ports, one per rank`;
   }

@@ -1,4 +1,5 @@
 import { z } from 'zod';
+import type { ValkeySettings } from '../core/valkey-settings.ts';
 import { type FieldDoc, field, optional, reader, section } from './fields.ts';
 import { parsePeerUrl, parseServerUrl } from './instance-url.ts';
 import { type InstanceLmcache, instanceLmcacheKeys, type LmcacheConfig, lmcacheKeys } from './lmcache.ts';
@@ -137,20 +138,7 @@ export interface StoreConfig {
   readonly tenantEntries: number;
   readonly tenantBytes: number;
   /** Present with the backend `valkey`. */
-  readonly valkey?: ValkeyConfig;
-}
-
-/** The server of the `valkey` backend. */
-export interface ValkeyConfig {
-  /** Holds user and password where the server wants them; never logged. */
-  readonly url: string;
-  readonly passwordFile?: string;
-  readonly cluster: boolean;
-  /** `host:port` each. */
-  readonly sentinels: readonly string[];
-  readonly sentinelName: string;
-  readonly prefix: string;
-  readonly caFile?: string;
+  readonly valkey?: ValkeySettings;
 }
 
 /** Time limits in milliseconds; 0 turns one off. */

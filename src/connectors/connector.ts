@@ -1,6 +1,7 @@
 import type { KvTransferParams } from '../../gen/baton/v1/kv_transfer_pb.ts';
 import type { Api, BodyFacts } from '../core/facts.ts';
 import type { Edits, ScannedObject } from '../core/json-scan.ts';
+import type { Receiver } from '../core/receiver.ts';
 import type { RemoteHostRule } from '../core/remote-host.ts';
 
 /** What a connector may know about an instance that a leg goes to. */
@@ -84,15 +85,6 @@ export interface HandleConnector {
   readonly readPrefillReply: (raw: Uint8Array | undefined, context: PrefillReplyContext) => PrefillReading;
   /** Edits that make the client's body the decode leg for a handle. */
   readonly decode: (context: DecodeContext) => Edits;
-}
-
-/** Where a decode engine takes KV, as the prefill engine dials it; one port of each kind a tensor-parallel rank. */
-export interface Receiver {
-  readonly host: string;
-  readonly initPorts: readonly number[];
-  readonly allocPorts: readonly number[];
-  /** Empty: P is told none. */
-  readonly queryPorts: readonly number[];
 }
 
 /** The client's request, for a connector that changes its API on the way. */

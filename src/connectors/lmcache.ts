@@ -1,7 +1,8 @@
 import { CONSUMED_MEMBERS, type LocalReason, REFUSED_MEMBERS } from '../core/facts.ts';
 import { decodeString, type Edits, findMember, type Member, scanObject } from '../core/json-scan.ts';
 import { unprovenMembers } from '../core/prompt-members.ts';
-import type { ClientRequest, FirstTokenConnector, Receiver, TokenLimits, Uncarried } from './connector.ts';
+import type { Receiver } from '../core/receiver.ts';
+import type { ClientRequest, FirstTokenConnector, TokenLimits, Uncarried } from './connector.ts';
 
 // LMCache's in-process prefill/decode mode (`enable_pd`), as its example proxy speaks it. Both legs are completions
 // whatever the client asked for; D finds the KV by a hash of the tokens, so a leg to D is never wrong, only slower.

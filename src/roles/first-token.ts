@@ -1,6 +1,7 @@
 import type { Config, InstanceConfig } from '../config/schema.ts';
-import type { Connector, FirstTokenConnector, Receiver } from '../connectors/connector.ts';
+import type { Connector, FirstTokenConnector } from '../connectors/connector.ts';
 import { CONNECTORS } from '../connectors/index.ts';
+import type { Receiver } from '../core/receiver.ts';
 import type { EngineClient } from '../engine/client.ts';
 import type { Notices } from '../engine/notices.ts';
 import type { Metrics } from '../obs/metrics.ts';

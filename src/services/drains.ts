@@ -1,10 +1,8 @@
-import { randomUUID } from 'node:crypto';
 import type { Target } from '../../gen/baton/v1/router_pb.ts';
 import { type Edits, spliceObject } from '../core/json-scan.ts';
-import type { EngineClient, LegRequest } from '../engine/client.ts';
 import type { NoticeWaiter } from './first-token-deps.ts';
-import type { EngineHeaders, GenerateRequest } from './hand-over.ts';
-import { runWholeLeg } from './leg.ts';
+import type { GenerateRequest } from './hand-over.ts';
+import { type OneTokenDeps, runOneTokenLeg } from './one-token-leg.ts';
 
 /** KV on its way from one P to one D. */
 export interface Transfer {
@@ -23,9 +21,7 @@ export interface Transfer {
 export type DrainResult = 'sent' | 'failed' | 'nothing_sent';
 
 /** What {@link Drains} works with. */
-export interface DrainDeps {
-  readonly engines: EngineClient;
-  readonly engineHeaders: (instanceId: string, authorization: string | undefined) => EngineHeaders;
+export interface DrainDeps extends OneTokenDeps {
   /** How long room in D's buffer is kept for a transfer of which nothing is heard, milliseconds. */
   readonly roomMs: number;
   /** How long its notices are waited for, milliseconds. */
@@ -125,22 +121,16 @@ export class Drains implements AsyncDisposable {
     });
   }
 
-  async #send({ decode, request, drainEdits }: Transfer): Promise<boolean> {
-    const { headers } = this.#deps.engineHeaders(decode.instanceId, request.authorization);
-    const leg: LegRequest = {
-      url: decode.url,
-      method: 'POST',
-      path: '/v1/completions',
-      headers: {
-        ...headers,
-        'content-type': 'application/json',
-        'accept-encoding': 'identity',
-        'x-request-id': `baton-drain-${randomUUID()}`,
-      },
-      body: spliceObject(request.body, request.scan, drainEdits()),
-    };
-    const options = { timeoutMs: DRAIN_MS, signal: this.#stop.signal, now: () => 0 };
-    const result = await runWholeLeg(this.#deps.engines, leg, options);
-    return result.kind === 'reply' && result.status === 200;
+  #send({ decode: { instanceId, url }, request, drainEdits }: Transfer): Promise<boolean> {
+    const { authorization, body, scan } = request;
+    return runOneTokenLeg(this.#deps, {
+      instanceId,
+      url,
+      authorization,
+      name: 'baton-drain',
+      body: spliceObject(body, scan, drainEdits()),
+      timeoutMs: DRAIN_MS,
+      signal: this.#stop.signal,
+    });
   }
 }

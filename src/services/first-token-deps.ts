@@ -1,4 +1,5 @@
-import type { FirstTokenConnector, Receiver } from '../connectors/connector.ts';
+import type { FirstTokenConnector } from '../connectors/connector.ts';
+import type { Receiver } from '../core/receiver.ts';
 import type { BufferAdmission } from './buffer-admission.ts';
 import type { Drains } from './drains.ts';
 

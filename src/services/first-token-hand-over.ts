@@ -61,8 +61,6 @@ class FirstTokenHandOver {
   #noHandle: string | undefined;
   /** When the client got the first token, on the caller's clock; 0: not yet. */
   #shownAt = 0;
-  /** D answers alone, and that run reports by itself. */
-  #delegated = false;
 
   constructor(
     deps: HandOverDeps,
@@ -82,18 +80,8 @@ class FirstTokenHandOver {
     this.#runAlone = runAlone;
   }
 
-  async run(): Promise<HandOverReport> {
-    let report: HandOverReport;
-    try {
-      report = await this.#runPlan();
-    } catch (error) {
-      this.#book.report(true, 0, undefined);
-      throw error;
-    }
-    if (!this.#delegated) {
-      this.#book.report(true, report.reply?.status ?? report.refusal?.status ?? 0, report.reply);
-    }
-    return report;
+  run(): Promise<HandOverReport> {
+    return this.#book.close(() => this.#runPlan());
   }
 
   async #runPlan(): Promise<HandOverReport> {
@@ -102,7 +90,7 @@ class FirstTokenHandOver {
     if (obstacle !== undefined && uncarried === 'refuse') return this.#end('refused', refuse(obstacle), undefined);
     const { prefill, prefillFallbacks, decode } = this.#plan;
     if (this.#plan.mode === PlanMode.DECODE_LOCAL || prefill === undefined || decode === undefined) {
-      this.#delegated = true;
+      this.#book.handOn();
       return this.#runAlone(this.#plan);
     }
     if (obstacle !== undefined) return this.#alone('not_carried');
@@ -300,7 +288,7 @@ class FirstTokenHandOver {
   /** D does it all; the legs before it are told under the same plan. */
   async #alone(reason: string): Promise<HandOverReport> {
     this.#book.report(false, 0, undefined);
-    this.#delegated = true;
+    this.#book.handOn();
     const report = await this.#runAlone(create(PlanSchema, { ...this.#plan, mode: PlanMode.DECODE_LOCAL, reason }));
     const { legs, retries } = this.#book;
     return {

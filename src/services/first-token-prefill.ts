@@ -1,8 +1,8 @@
 import { randomUUID } from 'node:crypto';
 import { Leg, LegEnding, type Target } from '../../gen/baton/v1/router_pb.ts';
-import type { Receiver } from '../connectors/connector.ts';
 import { BatonError } from '../core/errors.ts';
 import { type FirstToken, readFirstToken } from '../core/first-token.ts';
+import type { Receiver } from '../core/receiver.ts';
 import type { ClientSink } from './client-sink.ts';
 import type { Transfer } from './drains.ts';
 import type { FirstTokenDeps } from './first-token-deps.ts';

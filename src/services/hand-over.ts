@@ -266,16 +266,8 @@ class HandOver {
     this.#prefill = new PrefillPhase(deps, request, sink, this.#book, connector, warmOf(plan, promptTokenIds));
   }
 
-  async run(): Promise<HandOverReport> {
-    let report: HandOverReport;
-    try {
-      report = await this.#runPlan();
-    } catch (error) {
-      this.#book.report(true, 0, undefined);
-      throw error;
-    }
-    this.#book.report(true, report.reply?.status ?? report.refusal?.status ?? 0, report.reply);
-    return report;
+  run(): Promise<HandOverReport> {
+    return this.#book.close(() => this.#runPlan());
   }
 
   async #runPlan(): Promise<HandOverReport> {

@@ -15,7 +15,7 @@ import { decodeKvTransferParams } from '../core/kv-transfer.ts';
 import type { LegRequest } from '../engine/client.ts';
 import type { DecodeResult, ReplyFacts } from './decode-leg.ts';
 import { toDuration } from './durations.ts';
-import type { GenerateRequest, HandOverDeps } from './hand-over.ts';
+import type { GenerateRequest, HandOverDeps, HandOverReport } from './hand-over.ts';
 import type { FailedLeg, LegAuth } from './leg.ts';
 import { routeFacts } from './route-facts.ts';
 import { modeName, outcomeName } from './router.ts';
@@ -53,6 +53,7 @@ export class LegBook {
   /** Legs whose request may have reached an engine: each further one gets an id of its own. */
   #attempt = 0;
   #unreported = 0;
+  #handedOn = false;
 
   constructor(deps: HandOverDeps, request: GenerateRequest, plan: Plan) {
     this.#deps = deps;
@@ -133,6 +134,25 @@ export class LegBook {
       case 'failed':
         return this.noteFailure(Leg.DECODE, target, result, startedAt, { peerInstanceId });
     }
+  }
+
+  /** Does the work of the plan and tells the router how it ended, also when it throws. */
+  async close(work: () => Promise<HandOverReport>): Promise<HandOverReport> {
+    let status = 0;
+    let reply: ReplyFacts | undefined;
+    try {
+      const report = await work();
+      reply = report.reply;
+      status = reply?.status ?? report.refusal?.status ?? 0;
+      return report;
+    } finally {
+      if (!this.#handedOn) this.report(true, status, reply);
+    }
+  }
+
+  /** Another run goes on with the plan and tells its end. */
+  handOn(): void {
+    this.#handedOn = true;
   }
 
   /** Off the client's path: nobody waits for it, and a router that is away costs nothing but the news. */

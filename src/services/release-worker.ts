@@ -8,20 +8,16 @@ import { releaseHandle } from '../core/handle-edit.ts';
 import { encodeKvTransferParams } from '../core/kv-transfer.ts';
 import { PROVEN_VERSIONS } from '../core/prompt-members.ts';
 import { type RemoteHostRule, usableRemoteHost } from '../core/remote-host.ts';
-import type { EngineClient } from '../engine/client.ts';
-import type { EngineHeaders } from './hand-over.ts';
 import type { InstanceView } from './instance-view.ts';
-import { runWholeLeg } from './leg.ts';
+import { type OneTokenDeps, runOneTokenLeg } from './one-token-leg.ts';
 
 /** What a release came to. */
 export type ReleaseResult = 'sent' | 'failed' | 'unusable';
 
 /** What a {@link ReleaseWorker} works with. */
-export interface ReleaseDeps {
+export interface ReleaseDeps extends OneTokenDeps {
   readonly store: Client<typeof KVCacheStore>;
   readonly view: InstanceView;
-  readonly engines: EngineClient;
-  readonly engineHeaders: (instanceId: string, authorization: string | undefined) => EngineHeaders;
   readonly remoteHost: RemoteHostRule;
   readonly observe: (result: ReleaseResult, blocks: number) => void;
   /** How often the queues are looked at without being told that they grew, milliseconds; a store elsewhere tells nothing. */
@@ -149,23 +145,15 @@ export class ReleaseWorker implements AsyncDisposable {
     const params = new TextDecoder().decode(encodeKvTransferParams({ ...release, remoteHost: host }));
     const model = JSON.stringify(entry.key?.model ?? '');
     const body = `{"model":${model},"prompt":[1],"max_tokens":1,"stream":false,"kv_transfer_params":${params}}`;
-    const { headers } = this.#deps.engineHeaders(carrier.id, undefined);
-    const result = await runWholeLeg(
-      this.#deps.engines,
-      {
-        url: carrier.url,
-        method: 'POST',
-        path: '/v1/completions',
-        headers: {
-          ...headers,
-          'content-type': 'application/json',
-          'accept-encoding': 'identity',
-          'x-request-id': `baton-release-${randomUUID()}`,
-        },
-        body: new TextEncoder().encode(body),
-      },
-      { timeoutMs: RELEASE_MS, signal: this.#stop.signal, now: () => 0 },
-    );
-    return result.kind === 'reply' && result.status === 200 ? 'sent' : 'failed';
+    const isSent = await runOneTokenLeg(this.#deps, {
+      instanceId: carrier.id,
+      url: carrier.url,
+      authorization: undefined,
+      name: 'baton-release',
+      body: new TextEncoder().encode(body),
+      timeoutMs: RELEASE_MS,
+      signal: this.#stop.signal,
+    });
+    return isSent ? 'sent' : 'failed';
   }
 }

@@ -1,5 +1,6 @@
 import type { MissReason } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import type { PackedChain } from '../core/chain.ts';
+import type { ValkeySettings } from '../core/valkey-settings.ts';
 
 /** What entries are found by; compared byte by byte, the tenant is never empty by accident: the service fills it in. */
 export interface StoreKey {
@@ -229,28 +230,14 @@ export interface StoreOptions {
   /** The memory backend's file over a restart; absent: nothing is kept. */
   readonly snapshotFile?: string;
   /** How the valkey backend reaches its server; it needs them. */
-  readonly valkey?: ValkeySettings;
+  readonly valkey?: ValkeyOptions;
   /** Hears what an operator should know, such as a server that went away; must not throw. */
   readonly onNotice?: (notice: StoreNotice) => void;
 }
 
-/** How the server of the valkey backend is reached. */
-export interface ValkeySettings {
-  /** `redis://`, `rediss://`, `valkey://` or `valkeys://`, with user and password if it wants them; never shown. */
-  readonly url: string;
-  /** File that holds the password. */
-  readonly passwordFile?: string;
-  /** Whether the server is a node of a cluster. */
-  readonly cluster: boolean;
-  /** `host:port` of sentinels, which tell where the primary is; the host of the URL is then not used. */
-  readonly sentinels: readonly string[];
-  /** Name of the primary at the sentinels. */
-  readonly sentinelName: string;
-  /** What all names at the server begin with: stores with equal prefixes are one store. */
-  readonly prefix: string;
-  /** File with the certificates that a TLS server is checked by. Default those of Node. */
-  readonly caFile?: string;
-  /** Stands for the server's clock in tests, milliseconds. Default the server's own. */
+/** The server, and what tests put in its place. */
+export interface ValkeyOptions extends ValkeySettings {
+  /** Stands for the server's clock, milliseconds. Default the server's own. */
   readonly clock?: () => number;
 }
 

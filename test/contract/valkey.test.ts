@@ -2,7 +2,7 @@ import { once } from 'node:events';
 import { createServer } from 'node:net';
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
 import { MissReason } from '../../gen/baton/v1/kv_cache_store_pb.ts';
-import type { ValkeySettings } from '../../src/stores/store.ts';
+import type { ValkeyOptions } from '../../src/stores/store.ts';
 import { callId, ids, KEY, newEntry, proofOf } from '../support/kv-store.ts';
 import { hasRedis, needsRedis, RedisServer } from '../support/redis.ts';
 import { miss, nextPrefix, openOn, put, takeCall, takenOnceBack } from '../support/valkey.ts';
@@ -17,7 +17,7 @@ afterAll(() => redis?.[Symbol.asyncDispose]());
 
 beforeEach((context) => needsRedis(context));
 
-const opened = (settings: Partial<ValkeySettings> = {}) => openOn(redis, settings);
+const opened = (settings: Partial<ValkeyOptions> = {}) => openOn(redis, settings);
 
 describe('several processes on one server', () => {
   test('two calls with one idempotency key, on two of them, make one claim', async () => {

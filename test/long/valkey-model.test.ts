@@ -5,7 +5,7 @@ import type { AtRevision, KvStore, StoreFilter, StoreKey } from '../../src/store
 import { openValkey } from '../../src/stores/valkey/store.ts';
 import { callId, ids, limits, newEntry, proofOf, type TestTime } from '../support/kv-store.ts';
 import { hasRedis, needsRedis, RedisServer } from '../support/redis.ts';
-import { seeded } from '../support/seeded.ts';
+import { seeded, weighted } from '../support/seeded.ts';
 import { valkeyOn } from '../support/store-backends.ts';
 
 const LIMITS = limits({
@@ -251,16 +251,8 @@ test.each(SEEDS)('memory and valkey answer alike, seed %i', async (seed) => {
       },
     ],
   ];
-  const total = operations.reduce((sum, [weight]) => sum + weight, 0);
-  for (step = 1; step <= STEPS; step++) {
-    let at = random() * total;
-    for (const [weight, operate] of operations) {
-      at -= weight;
-      if (at >= 0) continue;
-      await operate();
-      break;
-    }
-  }
+  const draw = weighted(random, operations);
+  for (step = 1; step <= STEPS; step++) await draw()();
   await both('stats', async (side) => ({ ...(await side.store.stats({})), owners: [] }));
   expect(sides[0].entries.length).toBeGreaterThan(30);
   expect(words.size).toBeGreaterThan(3);

@@ -8,3 +8,16 @@ export function seeded(seed: number): () => number {
     return ((t ^ (t >>> 14)) >>> 0) / 4_294_967_296;
   };
 }
+
+/** Draws one of `choices` at a time, each as often as its weight says. */
+export function weighted<T>(random: () => number, choices: readonly (readonly [weight: number, choice: T])[]): () => T {
+  const total = choices.reduce((sum, [weight]) => sum + weight, 0);
+  return () => {
+    let at = random() * total;
+    for (const [weight, choice] of choices) {
+      at -= weight;
+      if (at < 0) return choice;
+    }
+    throw new Error('no choice has a weight');
+  };
+}

@@ -1,7 +1,7 @@
 import { expect } from 'vitest';
 import type { MissReason } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import { STORES } from '../../src/stores/index.ts';
-import type { KvStore, StoreNotice, TakeCall, TakeResult, ValkeySettings } from '../../src/stores/store.ts';
+import type { KvStore, StoreNotice, TakeCall, TakeResult, ValkeyOptions } from '../../src/stores/store.ts';
 import { callId, ids, KEY, limits, newEntry, proofOf } from './kv-store.ts';
 import type { RedisServer } from './redis.ts';
 import { valkeyOn } from './store-backends.ts';
@@ -16,7 +16,7 @@ export function nextPrefix(): string {
 }
 
 /** A store on a server, with what it told its operator. */
-export async function openOn(on: RedisServer, rest: Partial<ValkeySettings> = {}) {
+export async function openOn(on: RedisServer, rest: Partial<ValkeyOptions> = {}) {
   const notices: StoreNotice[] = [];
   const store = await STORES.valkey({
     now: () => performance.now(),

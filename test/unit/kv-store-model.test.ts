@@ -5,7 +5,7 @@ import { sizeOf } from '../../src/stores/entry.ts';
 import { MEMORY_BOUNDS, MemoryStore } from '../../src/stores/memory/store.ts';
 import type { NewEntry, StoreKey, Taken } from '../../src/stores/store.ts';
 import { callId, ids, limits, newEntry, proofOf, type TestTime } from '../support/kv-store.ts';
-import { seeded } from '../support/seeded.ts';
+import { seeded, weighted } from '../support/seeded.ts';
 
 const LIMITS = limits({ entriesPerKey: 3, entriesPerDerivedKey: 6, totalBytes: 9_000 });
 const QUEUE = 6;
@@ -508,16 +508,11 @@ async function run(seed: number, steps: number) {
     ],
   ];
 
-  const total = operations.reduce((sum, [weight]) => sum + weight, 0);
+  const draw = weighted(random, operations);
   for (step = 1; step <= steps; step++) {
     model.settle(time.now);
-    let at = random() * total;
-    const chosen = operations.find(([weight]) => {
-      at -= weight;
-      return at < 0;
-    });
     try {
-      await chosen?.[1]();
+      await draw()();
     } catch (error) {
       throw new Error(`seed ${seed}, step ${step}: ${error instanceof Error ? error.message : error}`, {
         cause: error,

@@ -2,7 +2,7 @@ import { createHash } from 'node:crypto';
 import { Cluster, Redis, type RedisOptions } from 'iovalkey';
 import type { BatonError } from '../../core/errors.ts';
 import { storeUnavailable } from '../refusals.ts';
-import type { StoreNotice, ValkeySettings } from '../store.ts';
+import type { StoreNotice, ValkeyOptions } from '../store.ts';
 import { Reply } from './reply.ts';
 import { type ScriptName, scriptText } from './scripts.ts';
 import { checkServer } from './server-check.ts';
@@ -26,7 +26,7 @@ const scripts = new Map<string, { readonly text: string; readonly sha: string }>
 
 /** What a link is made from. */
 export interface LinkOptions {
-  readonly settings: ValkeySettings;
+  readonly settings: ValkeyOptions;
   readonly password: string | undefined;
   readonly ca: string | undefined;
   /** Bounds of the release queue, which every script gets. */

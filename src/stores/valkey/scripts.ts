@@ -1,5 +1,16 @@
 import { PRELUDE } from './prelude.ts';
 
+/** What a take was answered before; ARGV[5] is its fingerprint. */
+const TAKE_REPLAY = `local before, reused = replayed(ARGV[5])
+if reused then return answer('reused') end
+if before then
+  if string.sub(before, 1, 1) == 'm' then return answer('miss', before) end
+  local claim = told(string.sub(before, 2))
+  if claim then return answer('taken', claim) end
+  return answer('gone')
+end
+`;
+
 /** The steps of the store. ARGV up to 4 is the prelude's; what a script takes beyond is said at its top. */
 const BODIES = {
   // fingerprint, key, tenant, owner, bytes, blocks, handle bytes, ttl, per key, name of that limit, total bytes,
@@ -81,15 +92,7 @@ return answer('put', value)
   // fingerprint, key, whether chains are wanted
   look: `
 sweep(32)
-local before, reused = replayed(ARGV[5])
-if reused then return answer('reused') end
-if before then
-  if string.sub(before, 1, 1) == 'm' then return answer('miss', before) end
-  local claim = told(string.sub(before, 2))
-  if claim then return answer('taken', claim) end
-  return answer('gone')
-end
-local rows = {}
+${TAKE_REPLAY}local rows = {}
 for i, e in ipairs(live_of(ARGV[6])) do
   if ARGV[7] == '1' and e.s == 'i' then rows[i] = view(e, 'c') else rows[i] = view(e) end
 end
@@ -101,15 +104,7 @@ return answer('look', rows, why and {why[1], why[2]} or {})
   // their revisions
   claim: `
 sweep(32)
-local before, reused = replayed(ARGV[5])
-if reused then return answer('reused') end
-if before then
-  if string.sub(before, 1, 1) == 'm' then return answer('miss', before) end
-  local claim = told(string.sub(before, 2))
-  if claim then return answer('taken', claim) end
-  return answer('gone')
-end
-if ARGV[8] ~= '' then
+${TAKE_REPLAY}if ARGV[8] ~= '' then
   local e = load(ARGV[8])
   if not e or not settle(e) or e.s ~= 'i' or e.r ~= ARGV[9] then return answer('lost') end
   local id = claim(e, 'c', tonumber(ARGV[7]), ARGV[10])
