@@ -119,7 +119,12 @@ export function buildConfig(input: BuildInput): Built {
       pairFailures: file.breaker.pair_failures,
       openMs: file.breaker.open,
     },
-    health: { intervalMs: file.health.interval, timeoutMs: file.health.timeout, failures: file.health.failures },
+    health: {
+      intervalMs: file.health.interval,
+      timeoutMs: file.health.timeout,
+      failures: file.health.failures,
+      dampingMs: file.health.damping,
+    },
     log: { level: file.log.level, format: file.log.format ?? (input.terminal ? 'pretty' : 'json') },
     lmcache: readLmcache(input, sink, instances),
     ...(engines.sim === undefined ? {} : { sim: engines.sim }),

@@ -122,7 +122,7 @@ export interface Config {
   readonly queue: { readonly max: number };
   readonly retry: { readonly budgetPercent: number };
   readonly breaker: { readonly failures: number; readonly pairFailures: number; readonly openMs: number };
-  readonly health: { readonly intervalMs: number; readonly timeoutMs: number; readonly failures: number };
+  readonly health: HealthConfig;
   readonly log: { readonly level: LogLevel; readonly format: 'json' | 'pretty' };
   readonly lmcache: LmcacheConfig;
   /** Present when simulated engines are to be started; `instances` is then empty. */
@@ -157,6 +157,14 @@ export interface TimeoutsConfig {
   readonly routerMs: number;
   readonly drainMs: number;
   readonly keepAliveMs: number;
+}
+
+/** Health checks; times in milliseconds. */
+export interface HealthConfig {
+  readonly intervalMs: number;
+  readonly timeoutMs: number;
+  readonly failures: number;
+  readonly dampingMs: number;
 }
 
 /** How many simulated engines of each kind run in the process. */
@@ -413,6 +421,11 @@ export const fileSchema = z.strictObject({
     interval: field(parseDuration, '5s', 'Between two health checks of an engine.'),
     timeout: field(parseDuration, '2s', 'An answer to a health check.'),
     failures: field(countParser(1, 1000), 3, 'Failed checks in a row after which an engine is suspect.'),
+    damping: field(
+      parseDuration,
+      '2s',
+      'How long an engine that was lost twice within a minute must pass its checks before it gets requests again; doubled with each further loss, up to 16 times as long.',
+    ),
   }),
   log: section({
     level: field(

@@ -16,7 +16,7 @@ export interface EngineMetrics {
   readonly kvCacheUsage?: number;
 }
 
-type SampleField = 'processStartSeconds' | 'running' | 'waiting' | 'waitingDeferred' | 'kvCacheUsage';
+type SampleField = keyof EngineMetrics;
 
 interface SampleRule {
   readonly field: SampleField;
@@ -29,12 +29,24 @@ interface SampleRule {
 
 /** Where one kind of engine publishes each value. */
 export interface EngineMetricNames {
+  /** Several rows of one field add up. */
   readonly samples: readonly SampleRule[];
   /** Metric whose labels carry the cache layout, and the labels' names. */
   readonly cacheInfo: { readonly name: string; readonly blockSize: string; readonly numGpuBlocks: string };
 }
 
-/** Engine kind to metric names; facts of the vllm row: vLLM 0.33 `v1/metrics/loggers.py`, the second names are V0's. */
+/** A queue of an SGLang engine whose requests wait for KV to be sent or received, not for room. */
+const sglangTransfer = (queue: string): readonly SampleRule[] =>
+  (['waiting', 'waitingDeferred'] as const).map((field) => ({
+    field,
+    names: [`sglang:num_${queue}_queue_reqs`],
+    combine: 'sum',
+  }));
+
+/**
+ * Engine kind to metric names; facts of the vllm row: vLLM 0.33 `v1/metrics/loggers.py`, the second names are V0's; of the
+ * sglang row: SGLang's `metrics/collector.py`, whose decode engines prealloc (wait for room) before they transfer.
+ */
 export const ENGINE_METRIC_NAMES = {
   vllm: {
     samples: [
@@ -51,6 +63,19 @@ export const ENGINE_METRIC_NAMES = {
     ],
     cacheInfo: { name: 'vllm:cache_config_info', blockSize: 'block_size', numGpuBlocks: 'num_gpu_blocks' },
   },
+  sglang: {
+    samples: [
+      { field: 'processStartSeconds', names: ['process_start_time_seconds'], combine: 'max' },
+      { field: 'running', names: ['sglang:num_running_reqs'], combine: 'sum' },
+      { field: 'waiting', names: ['sglang:num_queue_reqs'], combine: 'sum' },
+      { field: 'waiting', names: ['sglang:num_decode_prealloc_queue_reqs'], combine: 'sum' },
+      ...['decode_transfer', 'prefill_inflight', 'prefill_bootstrap', 'prefill_prealloc'].flatMap(sglangTransfer),
+      { field: 'kvCacheUsage', names: ['sglang:token_usage'], combine: 'max' },
+      { field: 'blockSize', names: ['sglang:page_size'], combine: 'max' },
+      { field: 'numGpuBlocks', names: ['sglang:num_pages'], combine: 'sum' },
+    ],
+    cacheInfo: { name: 'sglang:cache_config_info', blockSize: 'page_size', numGpuBlocks: 'num_pages' },
+  },
 } as const satisfies Readonly<Record<string, EngineMetricNames>>;
 
 /** Kind of an engine whose metric names are known. */
@@ -61,8 +86,10 @@ export type EngineKind = keyof typeof ENGINE_METRIC_NAMES;
  */
 export function parseEngineMetrics(text: string, kind: EngineKind = 'vllm'): EngineMetrics {
   const table: EngineMetricNames = ENGINE_METRIC_NAMES[kind];
-  const wanted = new Map<string, readonly [rule: SampleRule, rank: number]>();
-  for (const rule of table.samples) for (const [rank, name] of rule.names.entries()) wanted.set(name, [rule, rank]);
+  const wanted = Map.groupBy(
+    table.samples.flatMap((rule) => rule.names.map((name, rank) => ({ name, rule, rank }))),
+    ({ name }) => name,
+  );
 
   const found = new Map<SampleField, { rank: number; value: number }>();
   const blockSizes = new Set<number>();
@@ -78,29 +105,31 @@ export function parseEngineMetrics(text: string, kind: EngineKind = 'vllm'): Eng
       if (blocks !== undefined) numGpuBlocks = (numGpuBlocks ?? 0) + blocks;
       continue;
     }
-    const hit = wanted.get(name);
-    if (hit === undefined) continue;
-    const [rule, rank] = hit;
-    if (rule.where !== undefined && labelsOf(line, name.length)?.get(rule.where[0]) !== rule.where[1]) continue;
-    const value = sampleValue(line);
-    if (value === undefined) continue;
-    const before = found.get(rule.field);
-    if (before !== undefined && before.rank < rank) continue;
-    const base = before?.rank === rank ? before.value : undefined;
-    found.set(rule.field, { rank, value: base === undefined ? value : combine(rule.combine, base, value) });
+    for (const { rule, rank } of wanted.get(name) ?? []) {
+      if (rule.where !== undefined && labelsOf(line, name.length)?.get(rule.where[0]) !== rule.where[1]) continue;
+      const value = sampleValue(line);
+      if (value === undefined) continue;
+      const before = found.get(rule.field);
+      if (before !== undefined && before.rank < rank) continue;
+      const base = before?.rank === rank ? before.value : undefined;
+      found.set(rule.field, { rank, value: base === undefined ? value : combine(rule.combine, base, value) });
+    }
   }
 
   const [blockSize] = blockSizes;
   return {
+    ...Object.fromEntries([...found].map(([field, { value }]) => [field, value])),
     ...(blockSizes.size === 1 && blockSize !== undefined ? { blockSize } : {}),
     ...(numGpuBlocks === undefined ? {} : { numGpuBlocks }),
-    ...Object.fromEntries([...found].map(([field, { value }]) => [field, value])),
   };
 }
 
 /** Kind of engine by the prefix of its metric names; undefined where no known prefix begins a line. */
 export function detectEngineKind(text: string): EngineKind | undefined {
-  for (const line of linesOf(text)) if (line.startsWith('vllm:')) return 'vllm';
+  for (const line of linesOf(text)) {
+    if (line.startsWith('vllm:')) return 'vllm';
+    if (line.startsWith('sglang:')) return 'sglang';
+  }
   return undefined;
 }
 

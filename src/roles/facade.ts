@@ -62,6 +62,7 @@ export function buildFacadeOf(parts: FacadeParts): FastifyInstance {
       engineHeaders,
       chainOf: (tokenIds, seed) => create(TokenChainSchema, buildChain(tokenIds, seed, sha256)),
       unhealthyForMs: (id) => unhealthy.unhealthyForMs(id),
+      noteAlive: (id) => view.notePassive(id, 'ok'),
       toBatonError: (error) => batonErrorFrom(error, 'ROUTER_UNAVAILABLE'),
       retryBudget: new RetryBudget(config.retry.budgetPercent),
       limits: {

@@ -11,6 +11,7 @@ import {
   connectionFailure,
   type FailedLeg,
   type GoneLeg,
+  HEALTH_LOOK_MS,
   type LegAuth,
   MAX_WHOLE_REPLY,
   ownRefusal,
@@ -69,6 +70,8 @@ export interface DecodeLegOptions {
   readonly bufferBytes: number;
   /** True when the engine has failed its health checks for so long that waiting for it is hopeless. */
   readonly isHopeless: () => boolean;
+  /** Told of every piece of the reply: the engine is alive, however slow its health route is. */
+  readonly onProgress: () => void;
   readonly now: () => number;
 }
 
@@ -80,8 +83,6 @@ export interface ReplyReshaper {
 
 /** An event is kept until its blank line arrives; a larger one is a fault of the engine. */
 const MAX_EVENT_BYTES = 64 * 1024 * 1024;
-/** How often a silent leg's engine is looked at. */
-const HEALTH_LOOK_MS = 1000;
 
 /**
  * Runs a decode leg and relays its reply. Status and head of a stream are held until the first event with content, so
@@ -177,6 +178,7 @@ class DecodeLeg {
   }
 
   #onData(chunk: Uint8Array): void {
+    this.#options.onProgress();
     if (this.#mode === 'whole') {
       this.#kept.push(chunk);
       this.#keptBytes += chunk.byteLength;

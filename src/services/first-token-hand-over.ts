@@ -22,6 +22,7 @@ import { COMPLETIONS_PATH, type Destination, FirstTokenPrefill, untilGone } from
 import type { GenerateRequest, HandOverDeps, HandOverReport } from './hand-over.ts';
 import { type Refusal, refusalOf } from './leg.ts';
 import { describePlan, LegBook } from './leg-book.ts';
+import { isHopeless } from './prefill-phase.ts';
 import { outcomeName } from './router.ts';
 import { StartedSink } from './started-sink.ts';
 import { type TokenizedPrompt, tokenize } from './tokenize.ts';
@@ -222,7 +223,7 @@ class FirstTokenHandOver {
     fresh: boolean,
     peerId: string,
   ): Promise<{ readonly result: DecodeResult; readonly wrote: boolean }> {
-    const { engines, limits, now, unhealthyForMs } = this.#deps;
+    const { engines, limits, now, noteAlive } = this.#deps;
     const { facts } = this.#request;
     this.#decodeId = target.instanceId;
     const { promptTokenIds, first } = composition;
@@ -246,7 +247,8 @@ class FirstTokenHandOver {
       idleMs: limits.idleMs,
       holdBytes: limits.holdBytes,
       bufferBytes: limits.streamBufferBytes,
-      isHopeless: () => unhealthyForMs(target.instanceId) >= HOPELESS_MS,
+      isHopeless: () => isHopeless(this.#deps, target.instanceId, target),
+      onProgress: () => noteAlive(target.instanceId),
       now,
     });
     this.#book.noteDecode(target, result, startedAt, peerId);
@@ -348,9 +350,6 @@ class FirstTokenHandOver {
     };
   }
 }
-
-/** A silent D that has failed its health checks for so long is given up. */
-const HOPELESS_MS = 20_000;
 
 const NO_FACTS: ReplyFacts = {
   status: 200,

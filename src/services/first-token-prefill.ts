@@ -17,6 +17,7 @@ import {
   type WholeReply,
 } from './leg.ts';
 import type { LegBook } from './leg-book.ts';
+import { isHopeless } from './prefill-phase.ts';
 
 /** Both legs are completions, whatever the client asked for. */
 export const COMPLETIONS_PATH = '/v1/completions';
@@ -104,14 +105,17 @@ export class FirstTokenPrefill {
     const edits = connector.prefill(this.#request, promptTokenIds, transferId, receiver);
     const { request, auth } = this.#book.makeRequest(target, edits, fresh, COMPLETIONS_PATH);
     // Not the client's signal: a prefill that is cut off leaves in D's buffer what nobody is told of.
-    const leg = runWholeLeg(engines, request, { timeoutMs: limits.prefillColdMs, signal: drains.signal, now }).then(
-      (result) => {
-        const first = result.kind === 'reply' && result.status === 200 ? readFirstToken(result.body) : undefined;
-        firstToken = first?.tokenId ?? firstToken;
-        answered = first !== undefined;
-        return { result, first };
-      },
-    );
+    const leg = runWholeLeg(engines, request, {
+      timeoutMs: limits.prefillColdMs,
+      signal: drains.signal,
+      isHopeless: () => isHopeless(this.#deps, target.instanceId, target),
+      now,
+    }).then((result) => {
+      const first = result.kind === 'reply' && result.status === 200 ? readFirstToken(result.body) : undefined;
+      firstToken = first?.tokenId ?? firstToken;
+      answered = first !== undefined;
+      return { result, first };
+    });
     const ended = await untilGone(leg, this.#sink.signal);
     if (ended === 'gone') {
       drains.free(transfer, leg);

@@ -21,13 +21,13 @@ import type { MuteSpec } from '../core/reply.ts';
 import type { EngineClient, LegRequest } from '../engine/client.ts';
 import type { ClientSink } from './client-sink.ts';
 import { type DecodeResult, type ReplyFacts, runDecodeLeg } from './decode-leg.ts';
-import { toDuration, toMs } from './durations.ts';
+import { toDuration } from './durations.ts';
 import type { FirstTokenDeps } from './first-token-deps.ts';
 import { handOverFirstToken } from './first-token-hand-over.ts';
 import { type LegAuth, type Refusal, refusalOf } from './leg.ts';
 import { describePlan, LegBook } from './leg-book.ts';
 import { pause } from './pause.ts';
-import { DEFAULT_LEASE_MS, type Prefilled, PrefillPhase, readFor, warmOf } from './prefill-phase.ts';
+import { isHopeless, type Prefilled, PrefillPhase, readFor, warmOf } from './prefill-phase.ts';
 import type { ReportSender } from './report-sender.ts';
 import type { RetryBudget } from './retry-budget.ts';
 import { routeFacts } from './route-facts.ts';
@@ -84,6 +84,8 @@ export interface HandOverDeps {
   readonly engineHeaders: (instanceId: string, authorization: string | undefined) => EngineHeaders;
   /** For how long an instance has failed its health checks, milliseconds; 0 while it passes them. */
   readonly unhealthyForMs: (instanceId: string) => number;
+  /** Told whenever an instance has sent something. */
+  readonly noteAlive: (instanceId: string) => void;
   /** The proof of a turn's tokens, chain `c1`. */
   readonly chainOf: (tokenIds: readonly number[], seed: ChainSeed) => TokenChain;
   readonly toBatonError: (error: unknown) => BatonError;
@@ -341,7 +343,7 @@ class HandOver {
   }
 
   async #decode(target: Target, input: DecodeInput, fresh: boolean): Promise<DecodeResult> {
-    const { engines, limits, now, unhealthyForMs } = this.#deps;
+    const { engines, limits, now, noteAlive } = this.#deps;
     const { facts } = this.#request;
     this.#decodeId = target.instanceId;
     const captureTokens = input !== undefined && this.#plan.captureTokens;
@@ -350,8 +352,7 @@ class HandOver {
     const usableUntil = input?.prefilled.usableUntil ?? Number.POSITIVE_INFINITY;
     const timely: LegRequest = { ...request, isTooLate: () => now() > usableUntil };
     const startedAt = now();
-    const leaseMs = toMs(input?.prefilled.target.kv?.lease) || DEFAULT_LEASE_MS;
-    const hopelessMs = leaseMs - Math.min(limits.leaseMarginMs, leaseMs / 3);
+    const lender = input?.prefilled.target ?? target;
     const result = await runDecodeLeg(engines, timely, this.#sink, {
       auth,
       mute: captureTokens && !facts.returnTokenIds ? MUTE_TOKENS : MUTE,
@@ -364,7 +365,8 @@ class HandOver {
       idleMs: limits.idleMs,
       holdBytes: limits.holdBytes,
       bufferBytes: limits.streamBufferBytes,
-      isHopeless: () => unhealthyForMs(target.instanceId) >= hopelessMs,
+      isHopeless: () => isHopeless(this.#deps, target.instanceId, lender),
+      onProgress: () => noteAlive(target.instanceId),
       now,
     });
     this.#book.noteDecode(target, result, startedAt, input?.prefilled.target.instanceId ?? '');

@@ -64,10 +64,22 @@ export interface HealthSettings {
   readonly timeoutMs: number;
   /** Failed probes in a row that make a READY instance SUSPECT. */
   readonly failures: number;
+  /**
+   * How long an instance that was lost a second time within a minute must pass its probes before it is READY again, twice
+   * as long with each further time; default 0: one good probe is enough.
+   */
+  readonly dampingMs?: number;
 }
 
 /** How long model cards and version are believed before they are read again. */
 const DETAILS_MAX_AGE_MS = 30_000;
+
+/** A load that is older, and older than three probes, tells nothing any more. */
+const LOAD_MAX_AGE_MS = 15_000;
+
+/** Losses that are further apart have nothing to do with each other. */
+const FLAP_WINDOW_MS = 60_000;
+const MAX_DAMPING = 16;
 
 const FIRST_RETRY_MS = 250;
 const DEFAULT_RETRY_CAP_MS = 5000;
@@ -89,6 +101,12 @@ export class InstanceRecord {
   /** Connections were refused since the last good probe, so another process may answer next. */
   #refusedSinceGood = false;
   #lastPassiveOk = Number.NEGATIVE_INFINITY;
+  /** Losses in a row that were less than a minute apart, and the newest. */
+  #losses = 0;
+  #lostAt = Number.NEGATIVE_INFINITY;
+  /** Since when it has passed its probes without being READY yet, and for how long it still has to. */
+  #passingSince: number | undefined;
+  #holdMs = 0;
 
   #generation: number;
   #engineId = '';
@@ -165,7 +183,7 @@ export class InstanceRecord {
   /** Takes the result of a probe that began at `startedAt` and ended at `now`. */
   applyProbe(result: ProbeResult, startedAt: number, now: number): void {
     if (result.health.kind === 'ok') this.#applyGood(result, now);
-    else this.#applyBad(result.health.kind, startedAt);
+    else this.#applyBad(result.health.kind, startedAt, now);
   }
 
   /** Takes what a request learnt; `refused` makes a READY instance SUSPECT, `ok` lets a slow health answer pass. */
@@ -178,7 +196,7 @@ export class InstanceRecord {
     this.#refusedSinceGood = true;
     // A draining instance is GONE only by probes: GONE means that what it holds is lost.
     if (this.#up !== 'up' || this.#drainReason !== undefined) return;
-    this.#up = 'down';
+    this.#lose(now);
     this.#reason = 'connection_refused';
     this.#fastRetries = 0;
   }
@@ -238,6 +256,7 @@ export class InstanceRecord {
     const patient = this.#up === 'up' && (this.#failures === 0 || this.#lastFailure === 'timeout');
     if (patient) return intervalMs > 0 ? intervalMs : undefined;
     const cap = intervalMs > 0 ? intervalMs : DEFAULT_RETRY_CAP_MS;
+    if (this.#passingSince !== undefined) return Math.min(this.#holdMs, cap);
     return Math.min(FIRST_RETRY_MS * 2 ** Math.min(Math.max(this.#fastRetries - 1, 0), 16), cap);
   }
 
@@ -285,8 +304,7 @@ export class InstanceRecord {
     // Only a probe that was to read the details of this process may stand for them.
     const wasUp = this.#up === 'up';
     this.#recheck = newLife && wasUp && result.models === undefined;
-    this.#up = 'up';
-    this.#reason = 'probe_ok';
+    this.#rise(now);
     this.#failures = 0;
     this.#fastRetries = 0;
     this.#lastFailure = undefined;
@@ -294,7 +312,7 @@ export class InstanceRecord {
     this.#takeDetails(result, now);
   }
 
-  #applyBad(kind: ProbeHealth['kind'], startedAt: number): void {
+  #applyBad(kind: ProbeHealth['kind'], startedAt: number, now: number): void {
     this.#recheck = false;
     // It served a request while the probe waited: busy, and busy is not dead.
     if (kind === 'timeout' && this.#up === 'up' && this.#lastPassiveOk >= startedAt) return;
@@ -304,8 +322,9 @@ export class InstanceRecord {
     if (this.#up !== 'up' || kind !== 'timeout') this.#fastRetries += 1;
     if (this.#up === 'up') {
       if (this.#failures < this.#health.failures) return;
-      this.#up = 'down';
+      this.#lose(now);
     }
+    this.#passingSince = undefined;
     this.#reason = `probe_${kind}`;
   }
 
@@ -324,6 +343,30 @@ export class InstanceRecord {
     this.#templateFingerprint = templateFingerprint;
   }
 
+  #lose(now: number): void {
+    this.#up = 'down';
+    this.#losses = now - this.#lostAt < FLAP_WINDOW_MS ? this.#losses + 1 : 1;
+    this.#lostAt = now;
+    this.#passingSince = undefined;
+  }
+
+  /** READY, or not yet where it was lost again and again: each time costs the requests that it had. */
+  #rise(now: number): void {
+    this.#passingSince ??= now;
+    const { dampingMs = 0 } = this.#health;
+    // One that drains gets no requests anyway, and GONE would mean that what it holds is lost.
+    const isSteady = this.#losses < 2 || this.#drainReason !== undefined;
+    const holdMs = isSteady ? 0 : dampingMs * Math.min(2 ** (this.#losses - 2), MAX_DAMPING);
+    this.#holdMs = this.#up === 'down' ? Math.max(0, this.#passingSince + holdMs - now) : 0;
+    if (this.#holdMs > 0) {
+      this.#reason = 'flapping';
+      return;
+    }
+    this.#up = 'up';
+    this.#reason = 'probe_ok';
+    this.#passingSince = undefined;
+  }
+
   #beginLife(): void {
     this.#generation += 1;
     this.#engineId = '';
@@ -339,10 +382,10 @@ export class InstanceRecord {
   #takeDetails(result: ProbeResult, now: number): void {
     if (result.metrics !== undefined) {
       // The layout and the start time are facts of the process; a text that lacks them does not unsay them.
-      const { blockSize, numGpuBlocks, processStartSeconds } = this.#metrics;
-      const known = Object.entries({ blockSize, numGpuBlocks, processStartSeconds }).filter(([, v]) => v !== undefined);
-      this.#metrics = { ...Object.fromEntries(known), ...result.metrics };
+      this.#metrics = { ...factsOf(this.#metrics), ...result.metrics };
       this.#metricsAt = now;
+    } else if (now - this.#metricsAt > Math.max(LOAD_MAX_AGE_MS, 3 * this.#health.intervalMs)) {
+      this.#metrics = factsOf(this.#metrics);
     }
     this.#kind = result.kind ?? this.#kind;
     this.#version = result.version ?? this.#version;
@@ -384,6 +427,13 @@ export class InstanceRecord {
       kvCacheUsage: kvCacheUsage ?? 0,
     });
   }
+}
+
+/** What does not change during a life. */
+function factsOf({ blockSize, numGpuBlocks, processStartSeconds }: EngineMetrics): EngineMetrics {
+  return Object.fromEntries(
+    Object.entries({ blockSize, numGpuBlocks, processStartSeconds }).filter(([, value]) => value !== undefined),
+  );
 }
 
 /** Whether two descriptions can be of the same life: every field that both know is equal. */

@@ -30,7 +30,8 @@ const FAILED_ENDINGS: Readonly<Record<FailedLeg['cause'], LegEnding>> = {
   reset: LegEnding.RESET,
   started: LegEnding.RESET,
   timeout: LegEnding.TIMEOUT,
-  unhealthy: LegEnding.TIMEOUT,
+  // Not a deadline of the leg: a handle that it carried did not hang.
+  unhealthy: LegEnding.RESET,
   status: LegEnding.SERVER_ERROR,
 };
 

@@ -45,16 +45,29 @@ export interface WholeReply {
   readonly startedAt: number;
 }
 
+/** How often a silent leg's engine is looked at. */
+export const HEALTH_LOOK_MS = 1000;
+
+/** How a whole leg is run; times in milliseconds. */
+export interface WholeLegOptions {
+  /** 0: no limit. */
+  readonly timeoutMs: number;
+  readonly signal: AbortSignal;
+  /** True when the engine has failed its health checks for so long that waiting for it is hopeless. Default never. */
+  readonly isHopeless?: () => boolean;
+  readonly now: () => number;
+}
+
 /** How many bytes of a whole reply are collected; a larger one is a fault of the engine. */
 export const MAX_WHOLE_REPLY = 512 * 1024 * 1024;
 
-/** Runs a leg whose reply is wanted whole. `timeoutMs` 0: no limit. */
+/** Runs a leg whose reply is wanted whole. */
 export function runWholeLeg(
   engines: EngineClient,
   request: LegRequest,
-  options: { readonly timeoutMs: number; readonly signal: AbortSignal; readonly now: () => number },
+  options: WholeLegOptions,
 ): Promise<WholeReply | FailedLeg | GoneLeg> {
-  const { signal, timeoutMs, now } = options;
+  const { signal, timeoutMs, isHopeless, now } = options;
   if (signal.aborted) return Promise.resolve({ kind: 'gone' });
   return new Promise((resolve) => {
     const chunks: Uint8Array[] = [];
@@ -62,14 +75,16 @@ export function runWholeLeg(
     let status = 0;
     let startedAt = 0;
     let headers: IncomingHttpHeaders = {};
-    let timedOut = false;
+    let givenUp: 'timeout' | 'unhealthy' | undefined;
     let timer: NodeJS.Timeout | undefined;
+    let health: NodeJS.Timeout | undefined;
     let control: LegControl | undefined;
     let settled = false;
     const leave = () => control?.abort(new Error('the client left'));
     const settle = (result: WholeReply | FailedLeg | GoneLeg) => {
       settled = true;
       clearTimeout(timer);
+      clearInterval(health);
       signal.removeEventListener('abort', leave);
       resolve(result);
     };
@@ -89,17 +104,22 @@ export function runWholeLeg(
       },
       fail(failure) {
         if (signal.aborted) settle({ kind: 'gone' });
-        else settle(timedOut ? timeoutFailure() : connectionFailure(failure));
+        else settle(givenUp === undefined ? connectionFailure(failure) : { ...timeoutFailure(), cause: givenUp });
       },
     });
     // The client library may have failed the leg while it took it.
     if (settled) return;
     signal.addEventListener('abort', leave, { once: true });
-    if (timeoutMs === 0) return;
-    timer = setTimeout(() => {
-      timedOut = true;
-      control.abort(new Error('the leg took too long'));
-    }, timeoutMs);
+    const giveUp = (why: 'timeout' | 'unhealthy') => {
+      givenUp = why;
+      control.abort(new Error(`leg given up: ${why}`));
+    };
+    if (isHopeless !== undefined) {
+      health = setInterval(() => {
+        if (status === 0 && isHopeless()) giveUp('unhealthy');
+      }, HEALTH_LOOK_MS);
+    }
+    if (timeoutMs > 0) timer = setTimeout(() => giveUp('timeout'), timeoutMs);
   });
 }
 

@@ -36,7 +36,7 @@ export interface Warm {
 }
 
 /** Limit of vLLM's `kv_lease_duration` unless the instance says otherwise. */
-export const DEFAULT_LEASE_MS = 30_000;
+const DEFAULT_LEASE_MS = 30_000;
 
 const NO_PREFILL = new BatonError({
   reason: 'ENGINE_UNREACHABLE',
@@ -129,6 +129,7 @@ export class PrefillPhase {
     const result = await runWholeLeg(engines, request, {
       timeoutMs: warm?.deadlineMs ?? limits.prefillColdMs,
       signal: this.#sink.signal,
+      isHopeless: () => isHopeless(this.#deps, target.instanceId, target),
       now,
     });
     if (result.kind === 'gone') {
@@ -184,9 +185,7 @@ export class PrefillPhase {
     }
     this.#book.note(Leg.PREFILL, target, LegEnding.OK, startedAt, details);
     if (warm !== undefined) this.#warm = undefined;
-    const leaseMs = toMs(target.kv?.lease) || DEFAULT_LEASE_MS;
-    const marginMs = Math.min(this.#deps.limits.leaseMarginMs, leaseMs / 3);
-    const usableUntil = reply.startedAt + leaseMs - marginMs;
+    const usableUntil = reply.startedAt + usableMs(this.#deps, target);
     return { kind: 'handle', raw, target, usableUntil, promptTokenIds: compared };
   }
 
@@ -194,6 +193,17 @@ export class PrefillPhase {
     this.#warm = undefined;
     this.#book.outcome = outcome;
   }
+}
+
+/** Part of the lease of a prefill instance in which its handle may be used. */
+function usableMs({ limits }: HandOverDeps, { kv }: Target): number {
+  const leaseMs = toMs(kv?.lease) || DEFAULT_LEASE_MS;
+  return leaseMs - Math.min(limits.leaseMarginMs, leaseMs / 3);
+}
+
+/** An instance that fails its health checks for as long as the lender keeps blocks is not waited for any more. */
+export function isHopeless(deps: HandOverDeps, instanceId: string, lender: Target): boolean {
+  return deps.unhealthyForMs(instanceId) >= usableMs(deps, lender);
 }
 
 /** The stored handle that the plan gives to a prefill leg. */

@@ -208,8 +208,9 @@ export class RouterService {
       if (leg.ending === LegEnding.NOT_SENT) {
         this.#cooling.set(leg.instanceId, this.#now() + COOLING_MS);
         this.#view.notePassive(leg.instanceId, 'refused');
-      } else if (leg.ending === LegEnding.OK) {
+      } else if (ANSWERED.has(leg.ending)) {
         this.#cooling.delete(leg.instanceId);
+        this.#view.notePassive(leg.instanceId, 'ok');
       }
     }
     const reservation = this.#reservations.get(request.planId);
@@ -398,6 +399,14 @@ export class RouterService {
 }
 
 const NONE: ReadonlySet<string> = new Set();
+
+/** Endings of a leg that show that the engine lives; a deadline or an abort of the client shows nothing. */
+const ANSWERED: ReadonlySet<LegEnding> = new Set([
+  LegEnding.OK,
+  LegEnding.CLIENT_ERROR,
+  LegEnding.BUSY,
+  LegEnding.NO_HANDLE,
+]);
 
 /** Says of the instances whose breaker is open why they were not picked; where nobody else was there, one was. */
 function withBreakerVerdicts(decision: PlanDecision, open: ReadonlySet<string>): PlanDecision {

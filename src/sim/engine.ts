@@ -73,7 +73,10 @@ export class Engine {
       now: () => config.clock.now(),
       monotonicSeconds: () => this.monotonicSeconds(),
     });
-    this.side = new SideChannelServer((request) => service.answer(request));
+    this.side = new SideChannelServer(
+      (request) => service.answer(request),
+      (act) => config.switch.run(act),
+    );
     this.lmcache = config.connector === 'lmcache' ? new LmcacheSide(config, this.compat, this.peers) : undefined;
   }
 

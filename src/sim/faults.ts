@@ -7,7 +7,7 @@ import type { Leg } from './kv-params.ts';
  * `reset_stream`, `end_stream`, `error_event`: after `events` events the connection is reset, ends cleanly without
  * `[DONE]`, or carries an error event. `no_done`: the terminator is left out. `stall`: silent for `ms`, then normal.
  * `hang`: never answers. `slow`: `ms` before the first and between tokens. `kill`: the process dies, and starts again after `ms` if given. `crash`: the engine
- * core dies, open requests get 500. `restart`: a new engine life, the connection is reset. `load_failure`: the handle is
+ * core dies, open requests get 500. `pause`: the process is stopped until the faults are cleared or `ms` are over. `restart`: a new engine life, the connection is reset. `load_failure`: the handle is
  * made unreadable. `no_handle`, `patch_handle`: the reply's handle is null, or gets the members of `patch`.
  * LMCache prefill engines: `notice_lost`, `notice_late` (by `ms`), `notice_early` (before the reply), `notice_doubled`,
  * `notice_foreign` (among others' and junk), `kv_unwritten` (the transfer fails: no notice at all).
@@ -26,6 +26,7 @@ export const faultKinds = [
   'slow',
   'kill',
   'crash',
+  'pause',
   'restart',
   'load_failure',
   'no_handle',
@@ -41,7 +42,7 @@ export const faultKinds = [
 /** One of `faultKinds`. */
 export type FaultKind = (typeof faultKinds)[number];
 
-/** A fault and the requests it hits; unset matchers match everything, and only POST requests are hit. */
+/** A fault and the requests it hits; unset matchers match everything, and only a `path` hits other requests than POST. */
 export interface FaultRule {
   readonly kind: FaultKind;
   readonly leg?: Leg;
@@ -67,6 +68,7 @@ export interface FaultRule {
 
 /** What a rule is matched against. */
 export interface FaultTarget {
+  readonly method: string;
   readonly leg: Leg;
   readonly path: string;
   readonly model: string;
@@ -123,7 +125,8 @@ export class FaultBook {
   match(target: FaultTarget): FaultRule | undefined {
     for (const entry of this.rules) {
       const { rule } = entry;
-      if (rule.kind === 'refuse' || entry.left <= 0) continue;
+      if (rule.kind === 'refuse' || rule.kind === 'pause' || entry.left <= 0) continue;
+      if (target.method !== 'POST' && rule.path === undefined) continue;
       if (rule.leg !== undefined && rule.leg !== target.leg) continue;
       if (rule.path !== undefined && rule.path !== target.path) continue;
       if (rule.model !== undefined && rule.model !== target.model) continue;

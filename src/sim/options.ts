@@ -1,4 +1,5 @@
 import { realClock, type SimClock } from './clock.ts';
+import { PauseSwitch } from './pause-switch.ts';
 import type { TokenizerKind } from './tokenizer.ts';
 
 /** What the instance is meant for; NIXL itself does not check it against the flags of a request. */
@@ -133,6 +134,7 @@ export interface SimConfig {
   readonly tokensPerEvent: number;
   readonly keepAliveMs: number;
   readonly clock: SimClock;
+  readonly switch: PauseSwitch;
   readonly recordRequests: boolean;
   readonly seed: number | undefined;
   readonly onExit: ((reason: string) => void) | undefined;
@@ -152,6 +154,7 @@ export function resolveOptions(options: SimOptions): SimConfig {
   if (models.length === 0) throw new Error('a simulated engine needs at least one model');
   if (blockSize < 1 || numBlocks < 2) throw new Error('a simulated engine needs at least two blocks of one token');
   const ranks = options.ranks ?? 1;
+  const pauses = new PauseSwitch();
   const anyPorts = Array.from({ length: ranks }, () => 0);
   return {
     role: options.role ?? 'both',
@@ -195,7 +198,8 @@ export function resolveOptions(options: SimOptions): SimConfig {
     pullMsPerBlock: options.pullMsPerBlock ?? 0,
     tokensPerEvent: Math.max(1, options.tokensPerEvent ?? 1),
     keepAliveMs: options.keepAliveMs ?? 5000,
-    clock: options.clock ?? realClock,
+    clock: pauses.over(options.clock ?? realClock),
+    switch: pauses,
     recordRequests: options.recordRequests ?? false,
     seed: options.seed,
     onExit: options.onExit,

@@ -131,9 +131,11 @@ export class SideChannelServer {
   private server: Server | undefined;
   private readonly sockets = new Set<Socket>();
   private readonly answer: (request: PeerRequest) => PeerReply;
+  private readonly whenRunning: (act: () => void) => void;
 
-  constructor(answer: (request: PeerRequest) => PeerReply) {
+  constructor(answer: (request: PeerRequest) => PeerReply, whenRunning: (act: () => void) => void = (act) => act()) {
     this.answer = answer;
+    this.whenRunning = whenRunning;
   }
 
   /** Resolves with the bound port; rejects if it is in use. */
@@ -143,14 +145,7 @@ export class SideChannelServer {
       socket.setNoDelay(true);
       socket.on('close', () => this.sockets.delete(socket));
       socket.on('error', () => socket.destroy());
-      onLines(socket, (line) => {
-        try {
-          const request = decodeRequest(line);
-          socket.write(`${encodeReply(request === undefined ? { error: 'malformed' } : this.answer(request))}\n`);
-        } catch {
-          socket.destroy();
-        }
-      });
+      onLines(socket, (line) => this.whenRunning(() => this.reply(socket, line)));
     });
     return new Promise((resolve, reject) => {
       server.once('error', reject);
@@ -160,6 +155,16 @@ export class SideChannelServer {
         resolve(portOf(server.address()));
       });
     });
+  }
+
+  private reply(socket: Socket, line: string): void {
+    if (socket.destroyed) return;
+    try {
+      const request = decodeRequest(line);
+      socket.write(`${encodeReply(request === undefined ? { error: 'malformed' } : this.answer(request))}\n`);
+    } catch {
+      socket.destroy();
+    }
   }
 
   /** Closes the listener and every connection at once. */

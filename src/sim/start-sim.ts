@@ -1,6 +1,6 @@
 import { randomBytes, randomInt, randomUUID } from 'node:crypto';
 import { internalError } from './api-error.ts';
-import { sleepOn } from './clock.ts';
+import { realClock, sleepOn } from './clock.ts';
 import { Engine } from './engine.ts';
 import { createRandom, FaultBook, type FaultRule, readFault } from './faults.ts';
 import { type Exchange, HttpFront, type RecordedRequest, resetSocket, sendJson, sendText } from './http-front.ts';
@@ -37,6 +37,7 @@ export interface SimState extends EngineStats {
   /** Transfers of an LMCache prefill engine that failed. */
   readonly transfersFailed: number;
   readonly killed: boolean;
+  readonly paused: boolean;
   readonly deathReason: string | null;
   readonly listening: boolean;
   readonly starts: number;
@@ -58,9 +59,9 @@ export interface Sim {
   /** Requests as received, with `recordRequests`; /sim routes are left out. */
   readonly requests: readonly RecordedRequest[];
   state(): SimState;
-  /** Adds a fault; `refuse` has closed the listener when this resolves. */
+  /** Adds a fault; `refuse` has closed the listener and `pause` stopped the process when this resolves. */
   setFault(rule: FaultRule): Promise<void>;
-  /** Drops all faults and listens again if a `refuse` fault had stopped it. */
+  /** Drops all faults, listens again if a `refuse` fault had stopped it, and goes on after a `pause`. */
   clearFaults(): Promise<void>;
   /** The process dies: connections are reset, then refused; KV and pins are gone. */
   crash(): Promise<void>;
@@ -173,6 +174,7 @@ class RunningSim implements Sim {
       buffered: engine.lmcache?.buffer.size ?? 0,
       transfersFailed: engine.lmcache?.sender.failed ?? 0,
       killed: this.killed,
+      paused: this.config.switch.isPaused,
       deathReason: engine.deathReason ?? null,
       listening: this.front.isListening,
       starts: this.starts,
@@ -184,11 +186,13 @@ class RunningSim implements Sim {
   async setFault(rule: FaultRule): Promise<void> {
     this.faults.add(rule);
     if (rule.kind === 'refuse') await this.startRefusal(rule.ms);
+    if (rule.kind === 'pause') this.startPause(rule.ms);
   }
 
   async clearFaults(): Promise<void> {
     const refused = this.faults.refuses;
     this.faults.clear();
+    this.config.switch.resume();
     if (refused) await this.listenAgain();
   }
 
@@ -198,6 +202,7 @@ class RunningSim implements Sim {
       await this.front.stopListening();
       await this.front.resetAll(false);
       await this.engine.stop();
+      this.config.switch.resume();
       this.config.onExit?.('crash');
     });
   }
@@ -208,6 +213,7 @@ class RunningSim implements Sim {
       await this.front.stopListening();
       await this.front.resetAll(false);
       await this.engine.stop();
+      this.config.switch.resume();
       this.engine = this.createEngine(undefined);
       this.starts += 1;
       this.killed = false;
@@ -222,7 +228,14 @@ class RunningSim implements Sim {
       await this.front.stopListening();
       await this.front.resetAll(false);
       await this.engine.stop();
+      this.config.switch.resume();
     });
+  }
+
+  private startPause(ms: number | undefined): void {
+    this.config.switch.pause();
+    // Not the engine's clock, which stands still.
+    if (ms !== undefined) realClock.setTimeout(() => this.config.switch.resume(), ms);
   }
 
   private async startRefusal(ms: number | undefined): Promise<void> {
@@ -277,7 +290,7 @@ class RunningSim implements Sim {
   }
 
   private async handle(exchange: Exchange): Promise<void> {
-    const { request, parsed, response, socket } = exchange;
+    const { request, parsed, response, signal, socket } = exchange;
     if (request.path === '/sim/state' && request.method === 'GET') {
       sendJson(response, 200, this.state());
       return;
@@ -286,13 +299,13 @@ class RunningSim implements Sim {
       await this.receiveFault(exchange);
       return;
     }
+    if (this.config.switch.isPaused) await this.config.switch.passed();
+    if (signal.aborted) return;
     if (request.method === 'POST' && /^\/v1\/(chat\/)?completions$/.test(request.path)) this.received += 1;
     const model = textOf(parsed, 'model');
     const remote = isObject(parsed) ? textOf(parsed['kv_transfer_params'], 'remote_engine_id') : '';
-    const fault =
-      request.method === 'POST'
-        ? this.faults.match({ leg: request.leg, path: request.path, model, remote, isReused: request.onConnection > 1 })
-        : undefined;
+    const { method, leg, path, onConnection } = request;
+    const fault = this.faults.match({ method, leg, path, model, remote, isReused: onConnection > 1 });
     const proceeds = fault === undefined || (await this.applyFault(exchange, fault));
     if (!proceeds || socket.destroyed) return;
     const context: RouteContext = {

@@ -93,6 +93,7 @@ async function start(): Promise<Handed> {
           return { headers: {}, auth: 'none' };
         },
         unhealthyForMs: () => 0,
+        noteAlive: () => undefined,
         chainOf: () => create(TokenChainSchema),
         toBatonError: (error) => new BatonError({ reason: 'INTERNAL', message: String(error) }),
         retryBudget: new RetryBudget(20),

@@ -82,7 +82,7 @@ interface Call {
 /** A registry whose probes are answered by `world.reply`. */
 export function setUp(
   ids: readonly string[] = ['a:1'],
-  options: { intervalMs?: number; historyLimit?: number; start?: boolean; log?: Logger } = {},
+  options: { intervalMs?: number; dampingMs?: number; historyLimit?: number; start?: boolean; log?: Logger } = {},
 ) {
   const clock = new FakeClock();
   const calls: Call[] = [];
@@ -101,7 +101,12 @@ export function setUp(
   };
   const registry = new PoolRegistryService({
     instances: ids.map((id) => spec(id, id.startsWith('p') ? 'prefill' : id.startsWith('b') ? 'both' : 'decode')),
-    health: { intervalMs: options.intervalMs ?? 5000, timeoutMs: 2000, failures: 3 },
+    health: {
+      intervalMs: options.intervalMs ?? 5000,
+      timeoutMs: 2000,
+      failures: 3,
+      dampingMs: options.dampingMs ?? 0,
+    },
     log: options.log ?? SILENT_LOGGER,
     connectors: ['nixl', 'lmcache'],
     probe,

@@ -84,7 +84,7 @@ describe('defaults', () => {
       queue: { max: 1024 },
       retry: { budgetPercent: 20 },
       breaker: { failures: 5, pairFailures: 3, openMs: 5000 },
-      health: { intervalMs: 5000, timeoutMs: 2000, failures: 3 },
+      health: { intervalMs: 5000, timeoutMs: 2000, failures: 3, dampingMs: 2000 },
       log: { level: 'info', format: 'json' },
       lmcache: {
         proxyHost: 'localhost',
@@ -153,7 +153,7 @@ describe('the file', () => {
       queue: { max: 5 },
       retry: { budgetPercent: 50 },
       breaker: { failures: 7, pairFailures: 0, openMs: 9000 },
-      health: { intervalMs: 1000, timeoutMs: 300, failures: 2 },
+      health: { intervalMs: 1000, timeoutMs: 300, failures: 2, dampingMs: 0 },
       log: { level: 'warn', format: 'json' },
     });
     expect(config.instances).toEqual([

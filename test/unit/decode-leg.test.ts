@@ -97,6 +97,7 @@ function play(options: Partial<DecodeLegOptions> = {}): Played {
   const result = runDecodeLeg(engine, request, client, {
     auth: 'none',
     mute: { top: ['kv_transfer_params'], choice: [] },
+    onProgress: () => undefined,
     headers: { 'x-request-id': 'req' },
     firstContentMs: 0,
     wholeReplyMs: 0,

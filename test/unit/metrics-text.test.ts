@@ -28,6 +28,25 @@ describe('parseEngineMetrics', () => {
     });
   });
 
+  it('reads an SGLang text: queues for room and for KV, layout as gauges or as labels', () => {
+    const text = [
+      'sglang:num_running_reqs{engine_type="decode",model_name="m"} 4.0',
+      'sglang:num_queue_reqs{engine_type="decode",model_name="m"} 2.0',
+      'sglang:num_decode_prealloc_queue_reqs{engine_type="decode",model_name="m"} 3.0',
+      'sglang:num_decode_transfer_queue_reqs{engine_type="decode",model_name="m"} 5.0',
+      'sglang:num_prefill_inflight_queue_reqs{engine_type="decode",model_name="m"} 0.0',
+      'sglang:token_usage{engine_type="decode",model_name="m"} 0.28',
+    ].join('\n');
+    const layout = { blockSize: 64, numGpuBlocks: 900 };
+    expect(detectEngineKind(text)).toBe('sglang');
+    const load = { running: 4, waiting: 10, waitingDeferred: 5, kvCacheUsage: 0.28 };
+    expect(parseEngineMetrics(text, 'sglang')).toEqual(load);
+    const gauges = 'sglang:page_size{} 64.0\nsglang:num_pages{} 900.0\n';
+    expect(parseEngineMetrics(`${gauges}${text}`, 'sglang')).toEqual({ ...load, ...layout });
+    const labels = 'sglang:cache_config_info{num_pages="900",page_size="64"} 1.0\n';
+    expect(parseEngineMetrics(`${labels}${text}`, 'sglang')).toEqual({ ...load, ...layout });
+  });
+
   it('adds the ranks up and takes the fullest cache', () => {
     const text = [
       'vllm:num_requests_running{engine="0"} 1',

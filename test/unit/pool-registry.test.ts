@@ -231,6 +231,52 @@ describe('losing an instance', () => {
   });
 });
 
+describe('an instance that comes and goes', () => {
+  /** Is lost by a refused connection, and has a good probe at once; returns when it is READY again. */
+  async function backAfter({ clock, registry, state }: ReturnType<typeof setUp>) {
+    registry.notePassive('a:1', 'refused');
+    const from = clock.now();
+    while (state() !== 'ready probe_ok') await clock.pass(50);
+    return clock.now() - from;
+  }
+
+  it('must pass its probes for longer each time it is lost within a minute', async () => {
+    const world = setUp(['a:1'], { dampingMs: 1000 });
+    await world.clock.pass(1000);
+    const waits: number[] = [];
+    for (let i = 0; i < 7; i++) waits.push(await backAfter(world));
+    expect(waits[0]).toBeLessThanOrEqual(300);
+    const rest = waits.slice(1);
+    for (const [i, wait] of rest.entries()) expect(wait / 1000 / Math.min(2 ** i, 16)).toBeCloseTo(1, 0);
+    await world.clock.pass(60_000);
+    expect(await backAfter(world)).toBeLessThanOrEqual(300);
+  });
+
+  it('says so, and begins anew when a probe fails meanwhile', async () => {
+    const { clock, registry, world, state } = setUp(['a:1'], { dampingMs: 1000 });
+    await clock.pass(0);
+    registry.notePassive('a:1', 'refused');
+    await clock.pass(300);
+    registry.notePassive('a:1', 'refused');
+    await clock.pass(600);
+    expect(state()).toBe('suspect flapping');
+    world.reply = async () => bad('unhealthy');
+    await clock.pass(1000);
+    expect(state()).toBe('suspect probe_unhealthy');
+    world.reply = async () => good();
+    await clock.pass(900);
+    expect(state()).toBe('suspect flapping');
+    await clock.pass(1000);
+    expect(state()).toBe('ready probe_ok');
+  });
+
+  it('is back with one good probe where that is off', async () => {
+    const world = setUp();
+    await world.clock.pass(1000);
+    for (let i = 0; i < 5; i++) expect(await backAfter(world)).toBeLessThanOrEqual(300);
+  });
+});
+
 describe('incarnation', () => {
   it('is a new one when the start time changes, and reads the new process at once', async () => {
     const { clock, calls, world, only, generation, state } = setUp();
@@ -433,6 +479,18 @@ describe('reading', () => {
     const age = instance?.load?.age;
     expect(age === undefined ? undefined : durationMs(age)).toBe(3000);
     expect(only().load?.age).toBeUndefined();
+  });
+
+  it('tells no load any more once it has not been read for long, and keeps the layout', async () => {
+    const { clock, world, only } = setUp();
+    await clock.pass(0);
+    expect(only().load?.running).toBe(1);
+    const { metrics: _, ...silent } = good();
+    world.reply = async () => silent;
+    await clock.pass(15_000);
+    expect(only().load?.running).toBe(1);
+    await clock.pass(5000);
+    expect([only().load, only().engine?.blockSize]).toEqual([undefined, 16]);
   });
 });
 
