@@ -4,8 +4,8 @@ import {
   type WatchEntriesResponse,
   WatchEntriesResponseSchema,
 } from '../../gen/baton/v1/kv_cache_store_pb.ts';
-
-import type { EntryView, KvStore, StoreChange, StoreFilter } from '../stores/store.ts';
+import { BatonError } from '../core/errors.ts';
+import type { EntryView, KvStore, ListPage, StoreChange, StoreFilter } from '../stores/store.ts';
 import { overLimit } from './call-arguments.ts';
 import { SYSTEM_CLOCK } from './clock.ts';
 import { entryMessage } from './kv-store-messages.ts';
@@ -82,11 +82,15 @@ export class EntryWatch implements Disposable {
   /** The hub of all watches; one that cannot be opened, because its store is away, is opened by the next watch. */
   async #shared(): Promise<WatchHub<Known>> {
     this.#hub ??= this.#openHub();
+    const hub = this.#hub;
     try {
-      return await this.#hub;
+      return await hub;
     } catch (error) {
-      this.#hub = undefined;
-      this.#stopListening?.();
+      // Another watch that waited for it may have opened the next one.
+      if (this.#hub === hub) {
+        this.#hub = undefined;
+        this.#stopListening?.();
+      }
       throw error;
     }
   }
@@ -96,7 +100,7 @@ export class EntryWatch implements Disposable {
     const early: Parameters<Parameters<KvStore['onChange']>[0]>[0][] = [];
     const take = (change: (typeof early)[number]) => {
       if (hub === undefined) early.push(change);
-      else if (change.kind === 'gap') hub.compact(change.revision);
+      else if (change.kind === 'gap') hub.begin(this.#store.runId, change.revision);
       else if (change.revision > hub.revision) hub.publishAt(change.revision, { change, at: performance.now() });
     };
     this.#stopListening = this.#store.onChange(take);
@@ -109,12 +113,22 @@ export class EntryWatch implements Disposable {
 
   async *#snapshot(filter: StoreFilter): AsyncGenerator<Known> {
     for (let after: string | undefined; ; ) {
-      const page = await this.#store.list({ filter, after, size: PAGE });
+      const page = await this.#page(filter, after);
       for (const entry of page.entries) {
         yield { change: { kind: 'upserted', revision: entry.revision, entry }, at: performance.now() };
       }
       if (page.next === undefined) return;
       after = page.next;
+    }
+  }
+
+  /** A page, and the first one where the store is another run by now: it tells of a gap, and RESET follows. */
+  async #page(filter: StoreFilter, after: string | undefined): Promise<ListPage> {
+    try {
+      return await this.#store.list({ filter, after, size: PAGE });
+    } catch (error) {
+      if (!(error instanceof BatonError) || error.reason !== 'PAGE_TOKEN_INVALID') throw error;
+      return this.#store.list({ filter, after: undefined, size: PAGE });
     }
   }
 }

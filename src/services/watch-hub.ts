@@ -41,6 +41,11 @@ export interface WatchRequest<T> {
   readonly signal: AbortSignal;
 }
 
+/** Within one, revisions grow, and none is left out. */
+interface Life {
+  readonly epoch: string;
+}
+
 interface Delta<T> {
   readonly revision: bigint;
   readonly value: T;
@@ -57,11 +62,13 @@ export class WatchHub<T> {
   #revision = 0n;
   /** The newest revision that is no longer in the history. */
   #compacted = 0n;
+  #life: Life;
   #watches = 0;
   #closed = false;
 
   constructor(options: WatchHubOptions) {
     this.#options = options;
+    this.#life = { epoch: options.epoch };
     this.#revision = options.revision ?? 0n;
     this.#compacted = this.#revision;
   }
@@ -88,11 +95,12 @@ export class WatchHub<T> {
     this.#wakeAll();
   }
 
-  /** Forgets the history: changes up to `revision` are not known. Readers get a snapshot. */
-  compact(revision: bigint): void {
+  /** Begins anew at a revision, which can be an older one: changes before it may not have been told. Readers get a snapshot. */
+  begin(epoch: string, revision: bigint): void {
+    this.#life = { epoch };
     this.#history.length = 0;
-    this.#revision = revision > this.#revision ? revision : this.#revision;
-    this.#compacted = this.#revision;
+    this.#revision = revision;
+    this.#compacted = revision;
     this.#wakeAll();
   }
 
@@ -127,15 +135,20 @@ export class WatchHub<T> {
   async *#stream(request: WatchRequest<T>, resume: Resume | undefined): AsyncGenerator<WatchEvent<T>, undefined> {
     let cursor: bigint | undefined;
     let reset: 'compacted' | 'epoch' | undefined;
+    let life = this.#life;
     if (resume !== undefined) {
       // A revision ahead of ours is of another life that happened to draw the same epoch.
-      if (resume.epoch !== this.#options.epoch || resume.revision > this.#revision) reset = 'epoch';
+      if (resume.epoch !== life.epoch || resume.revision > this.#revision) reset = 'epoch';
       else cursor = resume.revision;
     }
     let quiet = false;
     while (!request.signal.aborted) {
       this.#throwIfClosed();
-      if (cursor !== undefined && cursor < this.#compacted) {
+      if (life !== this.#life) {
+        reset = life.epoch === this.#life.epoch ? 'compacted' : 'epoch';
+        cursor = undefined;
+        life = this.#life;
+      } else if (cursor !== undefined && cursor < this.#compacted) {
         cursor = undefined;
         reset = 'compacted';
       }
@@ -145,9 +158,12 @@ export class WatchHub<T> {
         let count = 0;
         for await (const value of request.snapshot()) {
           if (request.signal.aborted) return undefined;
+          // The rest of it need not fit what was shown.
+          if (life !== this.#life) break;
           count += 1;
           yield { kind: 'snapshot-item', value, token: '', revision: cursor };
         }
+        if (life !== this.#life) continue;
         yield { kind: 'snapshot-complete', count, ...this.#position(cursor) };
         reset = undefined;
         quiet = true;
@@ -179,7 +195,7 @@ export class WatchHub<T> {
   }
 
   #position(revision: bigint): { token: string; revision: bigint } {
-    return { token: `${this.#options.epoch}.${revision}`, revision };
+    return { token: `${this.#life.epoch}.${revision}`, revision };
   }
 
   /** Whether something happened (a change, the close, the abort) before `timeoutMs` were over. */

@@ -5,6 +5,7 @@ import type { ClaimGuard, KvStore, PutCall, StoreKey, TakeCall, Taken, TakeResul
 import { callId, type EntryParts, ids, KEY, limits, newEntry, proofOf, type TestTime } from '../support/kv-store.ts';
 import { needsRedis } from '../support/redis.ts';
 import { startBackends } from '../support/store-backends.ts';
+import { reasonName } from '../support/store-messages.ts';
 
 const ANYONE: ClaimGuard = () => true;
 
@@ -720,10 +721,6 @@ function verbs(store: KvStore) {
 function takenOf(result: TakeResult): Taken {
   if (result.kind === 'miss') throw new Error(`a miss: ${result.reason}`);
   return result.taken;
-}
-
-function reasonName(reason: MissReason): string | undefined {
-  return Object.entries(MissReason).find(([, value]) => value === reason)?.[0];
 }
 
 function miss(reason: MissReason, matchedTokens = 0): TakeResult {

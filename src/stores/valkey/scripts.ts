@@ -303,7 +303,7 @@ if ARGV[8] == '1' then
   local read = tonumber(ARGV[5]) or revision
   local first = call('XRANGE', P .. 'w', '-', '+', 'COUNT', 1)[1]
   if first and call('XLEN', P .. 'w') >= 10000 and tonumber(string.match(first[1], '^%d+')) > read then gap = 1 end
-  if read < from then gap = 1 end
+  if read < from or read > revision then gap = 1 end
   if gap == 0 then changes = call('XRANGE', P .. 'w', string.format('(%.0f-0', read), '+', 'COUNT', ARGV[6]) end
 end
 return answer('tail', revision, gap, queues, changes)

@@ -245,7 +245,10 @@ export class ValkeyStore implements KvStore {
     const entries: EntryView[] = [];
     let after = call.after === undefined ? 0 : this.#seqOf(call.after);
     const limit = Math.max(call.size, PAGE);
+    const { run } = this.#link;
     const reply = await this.#change('list', undefined, [after, limit]);
+    // Ages of one run say nothing in another.
+    if (call.after !== undefined && this.#link.run !== run) throw pageTokenInvalid();
     const now = reply.number(1);
     const revision = BigInt(reply.text(3));
     let last: string | undefined;
