@@ -89,6 +89,20 @@ export function buildConfig(input: BuildInput): Built {
       prefill: resolveName(file.policy.prefill, input.known.policies, wordKey, locate(['policy', 'prefill']), sink),
       decode: resolveName(file.policy.decode, input.known.policies, wordKey, locate(['policy', 'decode']), sink),
     },
+    policies: {
+      consistentHash: { loadFactor: file.policies.consistent_hash.load_factor },
+      cacheAware: {
+        cacheThreshold: file.policies.cache_aware.cache_threshold,
+        balanceAbsThreshold: file.policies.cache_aware.balance_abs_threshold,
+        balanceRelThreshold: file.policies.cache_aware.balance_rel_threshold,
+        maxBytes: file.policies.cache_aware.max_bytes,
+        maxAgeMs: file.policies.cache_aware.max_age,
+      },
+      stickyLeastLoaded: {
+        maxLegs: file.policies.sticky_least_loaded.max_legs,
+        sessions: file.policies.sticky_least_loaded.sessions,
+      },
+    },
     instances,
     engineAuth: file.engine_auth,
     ...(openaiApiKey === undefined ? {} : { openaiApiKey }),
@@ -259,6 +273,8 @@ function buildInstances(input: BuildInput, kvConnector: string, sink: Sink): rea
 
 function buildInstance(item: FileInstance, pool: FilePool, kvConnector: string): InstanceConfig {
   const apiKey = item.api_key ?? pool.api_key;
+  const weight = item.weight ?? pool.weight;
+  const dataParallelSize = item.data_parallel_size ?? pool.data_parallel_size;
   return {
     id: item.name ?? item.url.id,
     url: item.url.url,
@@ -271,6 +287,8 @@ function buildInstance(item: FileInstance, pool: FilePool, kvConnector: string):
     decoderTtlMs: item.decoder_ttl ?? pool.decoder_ttl ?? 480_000,
     bidirectional: item.bidirectional ?? pool.bidirectional ?? 'auto',
     loadFailurePolicy: item.load_failure_policy ?? pool.load_failure_policy ?? 'fail',
+    ...(weight === undefined ? {} : { weight }),
+    ...(dataParallelSize === undefined ? {} : { dataParallelSize }),
     ...instanceLmcache(item.lmcache),
   };
 }

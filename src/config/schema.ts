@@ -1,4 +1,5 @@
 import { z } from 'zod';
+import type { PolicySettings } from '../core/policy.ts';
 import type { ValkeySettings } from '../core/valkey-settings.ts';
 import { type FieldDoc, field, optional, reader, section } from './fields.ts';
 import { parsePeerUrl, parseServerUrl } from './instance-url.ts';
@@ -10,6 +11,7 @@ import {
   countParser,
   type ListenPort,
   listParser,
+  numberParser,
   ok,
   parseBoolean,
   parseDuration,
@@ -80,6 +82,10 @@ export interface InstanceConfig {
   readonly decoderTtlMs: number;
   readonly bidirectional: 'auto' | 'on' | 'off';
   readonly loadFailurePolicy: 'fail' | 'recompute';
+  /** Share of the work relative to the other engines; 1 unless set. */
+  readonly weight?: number;
+  /** Data parallel ranks that requests are spread over; the engine does that by itself unless set. */
+  readonly dataParallelSize?: number;
   /** What this engine has of its own for the lmcache connector. */
   readonly lmcache?: InstanceLmcache;
 }
@@ -110,6 +116,8 @@ export interface Config {
   readonly store: StoreConfig;
   readonly kvConnector: string;
   readonly policy: { readonly prefill: string; readonly decode: string };
+  /** Settings of the policies that have some. */
+  readonly policies: PolicySettings;
   readonly instances: readonly InstanceConfig[];
   readonly engineAuth: EngineAuth;
   /** From OPENAI_API_KEY; never logged. */
@@ -218,6 +226,16 @@ const engineKeys = {
     'fail',
     'What these engines do when KV cannot be loaded (their `kv_load_failure_policy`).',
   ),
+  weight: optional(
+    numberParser(0.001, 1000),
+    '1',
+    'Share of the work of one of these engines, relative to the others; `round_robin` and `random` do not look at it.',
+  ),
+  data_parallel_size: optional(
+    countParser(1, 4096),
+    'none: the engine chooses',
+    'Data parallel ranks of one of these engines; with it baton chooses the rank (`X-data-parallel-rank`).',
+  ),
 };
 
 const instance = z.strictObject({
@@ -237,6 +255,39 @@ const policyPair = z.strictObject({
 });
 
 const MAX_COUNT = 1_000_000_000;
+
+const policiesSection = section({
+  consistent_hash: section({
+    load_factor: field(
+      numberParser(1, 1.25),
+      1.25,
+      'Most legs of an engine as a multiple of the mean; a conversation whose engine has as many goes to its next one.',
+    ),
+  }),
+  cache_aware: section({
+    cache_threshold: field(
+      numberParser(0, 1),
+      0.3,
+      'Share of a prompt that must be known to an engine for it to be preferred.',
+    ),
+    balance_abs_threshold: field(
+      countParser(0, MAX_COUNT),
+      64,
+      'An engine with more legs than the idlest by this number and by the factor below is not preferred.',
+    ),
+    balance_rel_threshold: field(numberParser(1, 1000), 1.5, 'That factor.'),
+    max_bytes: field(parseSize, '64MiB', 'Bytes of the index, for each of the two roles.'),
+    max_age: field(parseDuration, '10m', 'How long a beginning is believed to be cached after its last use.'),
+  }),
+  sticky_least_loaded: section({
+    max_legs: field(
+      countParser(1, MAX_COUNT),
+      8,
+      'An engine keeps its conversations unless it has this many legs, and twice as many as the idlest.',
+    ),
+    sessions: field(countParser(1, 10_000_000), 100_000, 'Conversations that are remembered.'),
+  }),
+});
 
 const valkeyKeys = {
   url: optional(
@@ -341,6 +392,7 @@ export const fileSchema = z.strictObject({
   }),
   kv_connector: field(parseText, 'nixl', "KV connector of the engines, in baton's or in vLLM's spelling."),
   policy: z.preprocess((raw) => (typeof raw === 'string' ? { prefill: raw, decode: raw } : (raw ?? {})), policyPair),
+  policies: policiesSection,
   instances: z.preprocess((raw) => raw ?? undefined, z.array(instance).optional()),
   pools: section({ prefill: section(engineKeys), decode: section(engineKeys), both: section(engineKeys) }),
   engine_auth: field(

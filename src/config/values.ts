@@ -81,6 +81,15 @@ export function countParser(min: number, max: number): ValueParser<number> {
   };
 }
 
+/** Makes a parser for a decimal number in a range. */
+export function numberParser(min: number, max: number): ValueParser<number> {
+  return (raw) => {
+    const text = typeof raw === 'string' ? raw.trim() : '';
+    const value = typeof raw === 'number' ? raw : /^\d{1,15}(\.\d{1,15})?$/.test(text) ? Number(text) : Number.NaN;
+    return value >= min && value <= max ? ok(value) : bad(`expected a number from ${min} to ${max}, got ${show(raw)}`);
+  };
+}
+
 /** Reads a port to connect to, 1 to 65535. */
 export function parsePort(raw: unknown): Parsed<number> {
   const port = wholeNumber(raw);

@@ -1,5 +1,6 @@
 import { type Instance, Role } from '../../gen/baton/v1/instance_pb.ts';
-import type { Decision, Verdict } from './plan.ts';
+import type { Decision } from './plan.ts';
+import type { Verdict } from './pools.ts';
 
 type PlanDecision = Extract<Decision, { readonly kind: 'plan' }>;
 

@@ -1,6 +1,8 @@
-import { type Instance, InstanceState, Role } from '../../gen/baton/v1/instance_pb.ts';
+import type { Instance } from '../../gen/baton/v1/instance_pb.ts';
 import { PlanMode } from '../../gen/baton/v1/router_pb.ts';
-import type { Policy } from './policy.ts';
+import { pairMismatch, pairTraits } from './compat.ts';
+import type { Policy, PolicyMoment, PolicyRequest } from './policy.ts';
+import type { Pools, Seated, Verdict } from './pools.ts';
 
 /** What planning needs to know about a request. */
 export interface PlanFacts {
@@ -8,33 +10,28 @@ export interface PlanFacts {
   readonly model: string;
   readonly bodyBytes: number;
   readonly localReasons: readonly string[];
+  readonly request: PolicyRequest;
 }
 
 /** The pools as they are at this moment. */
-export interface PlanView {
-  readonly instances: readonly Instance[];
-  readonly excluded: ReadonlySet<string>;
+export interface PlanView extends PolicyMoment {
+  readonly pools: Pools;
   /** Instances that refused a connection a moment ago: tried last. */
   readonly cooling: ReadonlySet<string>;
-  readonly inFlight: (instanceId: string) => number;
 }
 
 /** The part of the configuration that planning follows. */
 export interface PlanRules {
-  readonly connector: string;
   readonly prefillPolicy: Policy;
   readonly decodePolicy: Policy;
   /** Below this estimate of uncached prompt tokens D works alone; 0: always prefill and decode. */
   readonly minUncachedTokens: number;
-  /** Picks so far, one counter a pool. */
-  readonly turns: { readonly prefill: number; readonly decode: number };
 }
 
-/** Why an instance was not chosen. */
-export interface Verdict {
-  readonly instanceId: string;
-  readonly role: Role;
-  readonly reason: string;
+/** Instances that go before the policy's choice, where they can be chosen at all. */
+export interface Preference {
+  readonly prefill?: string | undefined;
+  readonly decode?: string | undefined;
 }
 
 export type Decision =
@@ -42,9 +39,9 @@ export type Decision =
       readonly kind: 'plan';
       readonly mode: PlanMode;
       readonly reason: string;
-      /** Best first; empty for modes with one leg. */
+      /** Best first, at most {@link MAX_RANKED}; empty for modes with one leg. Each pairs with each of `decode`. */
       readonly prefill: readonly Instance[];
-      /** Best first; never empty. */
+      /** Best first, at most {@link MAX_RANKED}; never empty. */
       readonly decode: readonly Instance[];
       readonly verdicts: readonly Verdict[];
     }
@@ -53,41 +50,93 @@ export type Decision =
   /** Every instance told its models, and none has this one. */
   | { readonly kind: 'unknown-model' };
 
+/** Instances of one role in a plan: the one to ask and its fallbacks. A plan must not grow with the pools. */
+export const MAX_RANKED = 8;
+
 /** Bytes of JSON per prompt token, as a rough estimate. */
 const BYTES_PER_TOKEN = 4;
 
-/** Decides mode and instances. Pure: the same view gives the same decision. */
-export function decide(facts: PlanFacts, view: PlanView, rules: PlanRules): Decision {
-  const { instances } = view;
-  if (facts.model !== '' && isUnknownModel(facts.model, instances)) return { kind: 'unknown-model' };
-  const verdicts: Verdict[] = [];
-  const usable = (role: Role) =>
-    instances.filter((instance) => {
-      if (instance.role !== role) return false;
-      const reason = whyNot(instance, facts.model, view, rules);
-      if (reason !== undefined) verdicts.push({ instanceId: instance.id, role, reason });
-      return reason === undefined;
-    });
-  const disaggregated = isDisaggregated(instances);
-  const decodeRole = disaggregated ? Role.DECODE : Role.BOTH;
-  const decode = rank(usable(decodeRole), rules.decodePolicy, rules.turns.decode, view);
-  if (decode.length === 0) return { kind: 'no-route', verdicts };
-  const { mode, reason } = chooseMode(facts, rules, disaggregated);
-  if (mode !== PlanMode.PREFILL_DECODE) return { kind: 'plan', mode, reason, prefill: [], decode, verdicts };
-  const prefill = rank(usable(Role.PREFILL), rules.prefillPolicy, rules.turns.prefill, view);
-  if (prefill.length === 0) return { kind: 'no-route', verdicts };
-  return { kind: 'plan', mode, reason, prefill, decode, verdicts };
+/** Decides mode and instances: D first, because it may hold the history, then P among those that pair with it. */
+export function decide(facts: PlanFacts, view: PlanView, rules: PlanRules, prefer: Preference = {}): Decision {
+  const { pools } = view;
+  if (pools.unknownModel) return { kind: 'unknown-model' };
+  const { verdicts } = pools;
+  const { mode, reason } = chooseMode(facts, rules, pools.disaggregated);
+  const handsOver = mode === PlanMode.PREFILL_DECODE;
+  const decode = rankDecode(facts, view, rules.decodePolicy, handsOver, prefer.decode);
+  const [first] = decode;
+  if (first === undefined) return { kind: 'no-route', verdicts };
+  const prefill = handsOver
+    ? rank(facts, view, rules.prefillPolicy, pools.prefillFor(first), prefer.prefill, MAX_RANKED)
+    : [];
+  return { kind: 'plan', mode, reason, prefill: prefill.map(toInstance), decode: decode.map(toInstance), verdicts };
 }
 
-/** Whether a request could be routed at all: what readiness reports. */
-export function isRoutable(instances: readonly Instance[]): boolean {
-  const ready = (role: Role) => instances.some((i) => i.role === role && i.state === InstanceState.READY);
-  return isDisaggregated(instances) ? ready(Role.PREFILL) && ready(Role.DECODE) : ready(Role.BOTH);
+/** Why each instance that passed the filter is not the one of the plan; in the order of the pool. */
+export function explainLosers(pools: Pools, decision: Decision, model: string): readonly Verdict[] {
+  const { alone, prefill } = pools;
+  if (decision.kind === 'unknown-model') return [];
+  if (decision.kind === 'no-route') {
+    return [...alone.map((seat) => lonely(seat, prefill, model)), ...prefill.map((seat) => lonely(seat, alone, model))];
+  }
+  const [chosenPrefill, chosenDecode] = [decision.prefill[0], decision.decode[0]];
+  const isLonely = (seat: Seated) => chosenPrefill !== undefined && pools.prefillFor(seat).length === 0;
+  const decodes = alone
+    .filter(({ id }) => id !== chosenDecode?.id)
+    .map((seat) => (isLonely(seat) ? lonely(seat, prefill, model) : notPicked(seat)));
+  if (chosenPrefill === undefined || chosenDecode === undefined) return decodes;
+  const prefills = prefill
+    .filter(({ id }) => id !== chosenPrefill.id)
+    .map((seat) => mismatch(seat, chosenDecode, model) ?? notPicked(seat));
+  return [...prefills, ...decodes];
 }
 
-/** Aggregated instances take requests only where there are no others. */
-function isDisaggregated(instances: readonly Instance[]): boolean {
-  return instances.some(({ role }) => role === Role.PREFILL || role === Role.DECODE);
+function rankDecode(
+  facts: PlanFacts,
+  view: PlanView,
+  policy: Policy,
+  handsOver: boolean,
+  preferred: string | undefined,
+): readonly Seated[] {
+  const { pools } = view;
+  if (!handsOver) return rank(facts, view, policy, pools.alone, preferred, MAX_RANKED);
+  if (pools.uniform) return rank(facts, view, policy, pools.paired, preferred, MAX_RANKED);
+  // The kind of the best one decides: what stands in for it must be able to take the same KV.
+  const [best] = rank(facts, view, policy, pools.paired, preferred, 1);
+  return best === undefined ? [] : rank(facts, view, policy, pools.decodeLike(best), best.id, MAX_RANKED);
+}
+
+function rank(
+  { request }: PlanFacts,
+  { cooling, random, now }: PlanView,
+  policy: Policy,
+  pool: readonly Seated[],
+  preferred: string | undefined,
+  count: number,
+): readonly Seated[] {
+  const ask = (candidates: readonly Seated[], wanted: number): readonly Seated[] =>
+    candidates.length === 0 || wanted <= 0 ? [] : policy.rank({ candidates, count: wanted, request, random, now });
+  const first = preferred === undefined ? undefined : pool.find(({ id }) => id === preferred);
+  if (first === undefined && cooling.size === 0) return ask(pool, count);
+  const others = pool.filter((seat) => seat !== first);
+  const front = first === undefined ? [] : [first];
+  const warm = ask(
+    others.filter(({ id }) => !cooling.has(id)),
+    count - front.length,
+  );
+  const left = count - front.length - warm.length;
+  return [
+    ...front,
+    ...warm,
+    ...ask(
+      others.filter(({ id }) => cooling.has(id)),
+      left,
+    ),
+  ];
+}
+
+function toInstance({ instance }: Seated): Instance {
+  return instance;
 }
 
 function chooseMode(facts: PlanFacts, rules: PlanRules, disaggregated: boolean): { mode: PlanMode; reason: string } {
@@ -100,34 +149,32 @@ function chooseMode(facts: PlanFacts, rules: PlanRules, disaggregated: boolean):
   return { mode: PlanMode.PREFILL_DECODE, reason: 'disaggregated' };
 }
 
-const STATE_REASONS: Readonly<Record<number, string>> = {
-  [InstanceState.STARTING]: 'starting',
-  [InstanceState.SUSPECT]: 'suspect',
-  [InstanceState.DRAINING]: 'draining',
-  [InstanceState.GONE]: 'gone',
-};
-
-function whyNot(instance: Instance, model: string, view: PlanView, rules: PlanRules): string | undefined {
-  if (instance.state !== InstanceState.READY) return STATE_REASONS[instance.state] ?? 'not_ready';
-  if (view.excluded.has(instance.id)) return 'excluded';
-  if (instance.role !== Role.BOTH && instance.connector !== rules.connector) return 'connector';
-  if (model !== '' && instance.modelsKnown && !hasModel(instance, model)) return 'model';
-  return undefined;
+/** Why nobody of the other role pairs with this one: told of the first of them, or that there is none. */
+function lonely(seat: Seated, [other]: readonly Seated[], model: string): Verdict {
+  const found = other === undefined ? undefined : mismatch(seat, other.instance, model);
+  return (
+    found ?? { instanceId: seat.id, role: seat.instance.role, reason: 'no_peer', detail: 'no instance pairs with it' }
+  );
 }
 
-function hasModel(instance: Instance, model: string): boolean {
-  return instance.models.some(({ id }) => id === model);
+function mismatch({ id, instance }: Seated, other: Instance, model: string): Verdict | undefined {
+  const [own, others] = [pairTraits(instance, model), pairTraits(other, model)];
+  const trait = pairMismatch(own, others);
+  if (trait === undefined) return undefined;
+  const detail = `${trait} ${own[trait]}, but ${other.id} has ${others[trait]}`;
+  return { instanceId: id, role: instance.role, reason: `incompatible_${trait}`, detail };
 }
 
-/** Only when every instance has told its models can a name be called unknown. */
-function isUnknownModel(model: string, instances: readonly Instance[]): boolean {
-  const living = instances.filter(({ state }) => state !== InstanceState.GONE);
-  return living.length > 0 && living.every((i) => i.modelsKnown && !hasModel(i, model));
-}
-
-function rank(usable: readonly Instance[], policy: Policy, turn: number, view: PlanView): readonly Instance[] {
-  const candidates = usable.map(({ id }) => ({ id, inFlight: view.inFlight(id) }));
-  const byId = new Map(usable.map((instance) => [instance.id, instance]));
-  const ranked = policy.rank({ candidates, turn }).flatMap(({ id }) => byId.get(id) ?? []);
-  return [...ranked.filter(({ id }) => !view.cooling.has(id)), ...ranked.filter(({ id }) => view.cooling.has(id))];
+function notPicked({ id, instance, inFlight, weight, reading }: Seated): Verdict {
+  const share = weight === 1 ? '' : `, weight ${weight}`;
+  const engine =
+    reading === undefined
+      ? ''
+      : `; engine: ${reading.foreign} of others, ${reading.waiting} waiting, KV ${Math.round(100 * reading.kvUsage)} %`;
+  return {
+    instanceId: id,
+    role: instance.role,
+    reason: 'not_picked',
+    detail: `${inFlight} in flight${share}${engine}`,
+  };
 }

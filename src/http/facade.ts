@@ -3,7 +3,7 @@ import Fastify, { type FastifyError, type FastifyInstance } from 'fastify';
 import type { Instance } from '../../gen/baton/v1/instance_pb.ts';
 import { InstanceState } from '../../gen/baton/v1/instance_pb.ts';
 import { BatonError } from '../core/errors.ts';
-import { isRoutable } from '../core/plan.ts';
+import { isRoutable } from '../core/pools.ts';
 import { acceptedRequestId } from '../core/request-headers.ts';
 import { errorFields } from '../obs/log.ts';
 import type { InstanceView } from '../services/instance-view.ts';
@@ -33,6 +33,8 @@ export interface StoreHealth {
 export interface FacadeDeps extends GenerateDeps {
   readonly authenticate: Authenticate;
   readonly view: InstanceView;
+  /** Connector of the instances that requests are routed to. */
+  readonly connector: string;
   readonly version: string;
   /** Undefined where the store runs elsewhere. */
   readonly storeHealth: (() => Promise<StoreHealth>) | undefined;
@@ -162,12 +164,12 @@ function addInfoRoutes(app: FastifyInstance, deps: FacadeDeps): void {
   app.get('/health', async () => ({
     status: 'ok',
     ...(await readStoreHealth(deps)),
-    ready: isRoutable(view.snapshot()),
+    ready: isRoutable(view.snapshot(), deps.connector),
     instances: countStates(view.snapshot()),
   }));
   app.get('/liveness', () => ({ status: 'ok' }));
   app.get('/readiness', (_request, reply) => {
-    const ready = isRoutable(view.snapshot());
+    const ready = isRoutable(view.snapshot(), deps.connector);
     return reply.code(ready ? 200 : 503).send({ status: ready ? 'ok' : 'no routable engines' });
   });
   app.get('/version', () => ({ version: deps.version }));

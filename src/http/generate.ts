@@ -16,7 +16,7 @@ import type { Metrics } from '../obs/metrics.ts';
 import { toMs } from '../services/durations.ts';
 import { type GenerateRequest, type HandOverDeps, type HandOverReport, handOver } from '../services/hand-over.ts';
 import { refusalOf } from '../services/leg.ts';
-import { modeName } from '../services/router.ts';
+import { modeName } from '../services/plan-message.ts';
 import { renderRefusal, toRefusal } from './errors.ts';
 import { ReplySink } from './reply-sink.ts';
 

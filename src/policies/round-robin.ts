@@ -1,10 +1,8 @@
 import type { Policy } from '../core/policy.ts';
+import { least } from './least.ts';
 
-/** Each instance in its turn, as both example proxies do. */
-export const roundRobin: Policy = {
+/** Each instance in its turn, as both example proxies do: the one whose last turn is longest ago, also when pools change. */
+export const roundRobin = (): Policy => ({
   name: 'round_robin',
-  rank({ candidates, turn }) {
-    const first = candidates.length === 0 ? 0 : turn % candidates.length;
-    return [...candidates.slice(first), ...candidates.slice(0, first)];
-  },
-};
+  rank: ({ candidates, count }) => least(candidates, count, () => 0),
+});

@@ -80,6 +80,7 @@ export function buildFacadeOf(parts: FacadeParts): FastifyInstance {
       now,
     },
     view,
+    connector: config.kvConnector,
     metrics,
     log,
     version,

@@ -1,7 +1,7 @@
 import type { Client } from '@connectrpc/connect';
 import type { KVCacheStore } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import type { Config } from '../config/schema.ts';
-import type { Policy } from '../core/policy.ts';
+import type { Policy, PolicySettings } from '../core/policy.ts';
 import type { Logger } from '../obs/log.ts';
 import type { Metrics } from '../obs/metrics.ts';
 import { POLICIES } from '../policies/index.ts';
@@ -27,11 +27,11 @@ export function buildRouter(
 ): RouterService {
   const router = new RouterService(view, {
     rules: {
-      connector: config.kvConnector,
-      prefillPolicy: policyOf(config.policy.prefill),
-      decodePolicy: policyOf(config.policy.decode),
+      prefillPolicy: policyOf(config.policy.prefill, config.policies),
+      decodePolicy: policyOf(config.policy.decode, config.policies),
       minUncachedTokens: config.disagg.minUncachedTokens,
     },
+    connector: config.kvConnector,
     queueMax: config.queue.max,
     breaker: config.breaker,
     ...(config.identity.clientBound
@@ -67,12 +67,12 @@ const BREAKER_TEXTS = {
   pair: 'two engines cannot hand KV over to each other; others are used for a while',
 } as const;
 
-function policyOf(name: string): Policy {
-  const policies: Readonly<Record<string, Policy>> = POLICIES;
-  const policy = policies[name];
-  if (policy === undefined)
-    throw new StartError(`unknown policy "${name}"; known: ${Object.keys(policies).join(', ')}`);
-  return policy;
+/** One for each role: a policy may remember what it was told. */
+function policyOf(name: string, settings: PolicySettings): Policy {
+  const policies: Readonly<Record<string, (settings: PolicySettings) => Policy>> = POLICIES;
+  const make = policies[name];
+  if (make === undefined) throw new StartError(`unknown policy "${name}"; known: ${Object.keys(policies).join(', ')}`);
+  return make(settings);
 }
 
 function buildReuse(

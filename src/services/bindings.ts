@@ -47,11 +47,9 @@ export class Bindings {
     return { decision: { ...decision, prefill, decode }, picked };
   }
 
-  /** The same order without binding anything. */
-  look(facts: RequestFacts, decision: PlanDecision): PlanDecision {
-    const bound = this.#pairs.get(keyOf(facts) ?? '');
-    const prefill = first(decision.prefill, bound?.prefill);
-    return { ...decision, prefill, decode: first(decision.decode, bound?.decode) };
+  /** The conversation's own instances; undefined where it has none yet. */
+  bound(facts: RequestFacts): Pair | undefined {
+    return this.#pairs.get(keyOf(facts) ?? '');
   }
 
   /** A request has ended: where a fallback served it, the conversation goes on there. */

@@ -22,8 +22,8 @@ import { COMPLETIONS_PATH, type Destination, FirstTokenPrefill, untilGone } from
 import type { GenerateRequest, HandOverDeps, HandOverReport } from './hand-over.ts';
 import { type Refusal, refusalOf } from './leg.ts';
 import { describePlan, LegBook } from './leg-book.ts';
+import { outcomeName } from './plan-message.ts';
 import { isHopeless } from './prefill-phase.ts';
-import { outcomeName } from './router.ts';
 import { StartedSink } from './started-sink.ts';
 import { type TokenizedPrompt, tokenize } from './tokenize.ts';
 

@@ -129,6 +129,8 @@ export class FirstTokenPrefill {
     this.tookMs = now() - startedAt;
     const ending = first === undefined ? LegEnding.NO_HANDLE : LegEnding.OK;
     this.#book.note(Leg.PREFILL, target, ending, startedAt, { httpStatus: result.status });
+    // P is free for others while D generates.
+    this.#book.report(false, 0, undefined);
     if (first !== undefined) return { kind: 'first', first, transfer };
     drains.free(transfer);
     return { kind: 'none' };

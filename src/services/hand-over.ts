@@ -27,11 +27,11 @@ import { handOverFirstToken } from './first-token-hand-over.ts';
 import { type LegAuth, type Refusal, refusalOf } from './leg.ts';
 import { describePlan, LegBook } from './leg-book.ts';
 import { pause } from './pause.ts';
+import { outcomeName } from './plan-message.ts';
 import { isHopeless, type Prefilled, PrefillPhase, readFor, warmOf } from './prefill-phase.ts';
 import type { ReportSender } from './report-sender.ts';
 import type { RetryBudget } from './retry-budget.ts';
 import { routeFacts } from './route-facts.ts';
-import { outcomeName } from './router.ts';
 import { tokenizePrompt } from './tokenize.ts';
 
 /** A scanned client request, ready to be handed over. */

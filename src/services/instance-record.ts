@@ -30,6 +30,8 @@ export interface InstanceSpec {
   readonly decoderTtlMs: number;
   readonly bidirectional: string;
   readonly loadFailurePolicy: string;
+  readonly weight?: number;
+  readonly dataParallelSize?: number;
 }
 
 /** What whoever registered an instance said of its engine; holds until a probe tells. */
@@ -281,6 +283,7 @@ export class InstanceRecord {
         blockSize: this.#metrics.blockSize ?? 0,
         numGpuBlocks: this.#metrics.numGpuBlocks ?? 0,
         templateFingerprint: this.#templateFingerprint,
+        dataParallelSize: spec.dataParallelSize ?? 0,
       }),
       kv: create(KvSettingsSchema, {
         lease: durationFromMs(spec.kvLeaseMs),
@@ -289,6 +292,7 @@ export class InstanceRecord {
         loadFailurePolicy: spec.loadFailurePolicy,
       }),
       ...(load === undefined ? {} : { load }),
+      ...(spec.weight === undefined ? {} : { weight: spec.weight }),
       revision,
     });
   }

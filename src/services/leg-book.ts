@@ -17,8 +17,8 @@ import type { DecodeResult, ReplyFacts } from './decode-leg.ts';
 import { toDuration } from './durations.ts';
 import type { GenerateRequest, HandOverDeps, HandOverReport } from './hand-over.ts';
 import type { FailedLeg, LegAuth } from './leg.ts';
+import { modeName, outcomeName } from './plan-message.ts';
 import { routeFacts } from './route-facts.ts';
-import { modeName, outcomeName } from './router.ts';
 
 /** Repeats of one request after which its failure is taken for final. */
 const MAX_RETRIES = 4;

@@ -184,6 +184,8 @@ export class PrefillPhase {
       return { kind: 'no-handle', reason: reading.reason };
     }
     this.#book.note(Leg.PREFILL, target, LegEnding.OK, startedAt, details);
+    // P is free for others while D generates.
+    this.#book.report(false, 0, undefined);
     if (warm !== undefined) this.#warm = undefined;
     const usableUntil = reply.startedAt + usableMs(this.#deps, target);
     return { kind: 'handle', raw, target, usableUntil, promptTokenIds: compared };

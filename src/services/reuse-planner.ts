@@ -51,8 +51,8 @@ export interface ReuseRequest {
   readonly facts: RequestFacts;
   /** Unset on the first call of a planning. */
   readonly prompt: PromptTokens | undefined;
-  /** Prefill instances that could take the leg, best first. */
-  readonly prefill: readonly Instance[];
+  /** Prefill instances that could take the leg, best first, where the turn stays near this decode instance. */
+  readonly prefillFor: (decodeId: string) => readonly Instance[];
   readonly signal: AbortSignal;
 }
 
@@ -189,9 +189,9 @@ export class ReusePlanner {
         continue;
       }
       reason = ReuseOutcome.MISS_DISABLED;
-      const readers = request.prefill.filter(
-        (prefill) => compatGroup(prefill) === group && this.#mayRead(prefill, owner.id),
-      );
+      const readers = request
+        .prefillFor(owner.id)
+        .filter((prefill) => compatGroup(prefill) === group && this.#mayRead(prefill, owner.id));
       if (readers.length > 0) return { kind: 'readers', readers, ownerId: owner.id };
     }
     return cold(reason, entries[0]?.owner?.instanceId);

@@ -54,8 +54,10 @@ export interface PrepareRequest {
   readonly facts: RequestFacts;
   readonly decision: PlanDecision;
   readonly prompt: PromptTokens | undefined;
-  /** Legs that an instance has at this moment. */
+  /** Legs that an instance has at this moment, this request's not counted. */
   readonly inFlight: (instanceId: string) => number;
+  /** The decision with this decode instance in front, where it can be chosen; for one that the decision does not rank. */
+  readonly withDecode: (instanceId: string) => PlanDecision;
   readonly signal: AbortSignal;
 }
 
@@ -106,10 +108,18 @@ export class Reuse {
   ): Promise<PreparedReuse | { readonly kind: 'need-tokens'; readonly instance: Instance }> {
     const { facts, decision } = request;
     if (decision.mode !== PlanMode.PREFILL_DECODE) return this.#local(request);
-    const step = await this.#parts.planner.plan({ ...request, prefill: this.#readers(request) });
+    let around = decision;
+    const near = (decodeId: string): PlanDecision => {
+      // A large pool is not ranked whole, and instances of several kinds are not ranked together.
+      if (!this.#isBound(facts) && !around.decode.some(({ id }) => id === decodeId))
+        around = request.withDecode(decodeId);
+      return around;
+    };
+    const prefillFor = (ownerId: string) => this.#readers(facts, near(ownerId));
+    const step = await this.#parts.planner.plan({ ...request, prefillFor });
     if (step.kind === 'need-tokens') return step;
     const hit = step.kind === 'hit' ? step : undefined;
-    const preferred = this.#prefer(request, step);
+    const preferred = this.#prefer(request, step, near);
     return this.#prepared(facts, preferred, step.outcome, hit);
   }
 
@@ -132,7 +142,7 @@ export class Reuse {
   }
 
   /** Only its own prefill instance reads for a bound conversation: one that may not read is no reason to leave it. */
-  #readers({ facts, decision }: PrepareRequest): readonly Instance[] {
+  #readers(facts: RequestFacts, decision: PlanDecision): readonly Instance[] {
     return this.#isBound(facts) ? decision.prefill.slice(0, 1) : decision.prefill;
   }
 
@@ -182,38 +192,48 @@ export class Reuse {
   }
 
   /** The previous D holds the history in its prefix cache, and after a turn without a handle so does the previous P. */
-  #prefer(request: PrepareRequest, step: Exclude<ReuseStep, { kind: 'need-tokens' }>): PlanDecision {
-    const { facts, decision, inFlight } = request;
-    if (this.#isBound(facts) || !this.#options.hasHandles) return decision;
+  #prefer(
+    { facts, decision: planned, inFlight }: PrepareRequest,
+    step: Exclude<ReuseStep, { kind: 'need-tokens' }>,
+    near: (decodeId: string) => PlanDecision,
+  ): PlanDecision {
+    if (this.#isBound(facts) || !this.#options.hasHandles) return planned;
     const remembered =
       lookupIds(facts).length === 0 ? undefined : this.#parts.memory.get(this.#parts.planner.memoryKey(facts));
     const decodeId = step.ownerId ?? remembered?.decodeId;
+    const decision = decodeId === undefined ? planned : near(decodeId);
     const prefillFirst = step.kind === 'hit' ? step.prefill : [];
     const keepPrefill = prefillFirst.length === 0 && remembered?.noHandle !== undefined;
-    const prefillId = keepPrefill ? remembered.prefillId : undefined;
+    const keptPrefill = keepPrefill ? decision.prefill.filter(({ id }) => id === remembered.prefillId) : prefillFirst;
     return {
       ...decision,
-      prefill: first(decision.prefill, prefillFirst.length > 0 ? prefillFirst.map(({ id }) => id) : [prefillId]),
-      decode: first(decision.decode, [underCap(decodeId, decision.decode, inFlight)]),
+      prefill: first(decision.prefill, keptPrefill),
+      decode: ordered(decision.decode, decodeId, inFlight),
     };
   }
 }
 
-/** The instance, unless it has so much to do that another one serves the turn sooner even without the history. */
-function underCap(
-  id: string | undefined,
+/**
+ * The previous instance first, unless it has so much to do that another one serves the turn sooner even without the
+ * history; then it is the last.
+ */
+function ordered(
   instances: readonly Instance[],
+  id: string | undefined,
   inFlight: (instanceId: string) => number,
-): string | undefined {
-  if (id === undefined) return undefined;
+): readonly Instance[] {
+  const previous = instances.find((instance) => instance.id === id);
+  if (previous === undefined) return instances;
   const idlest = Math.min(...instances.map((instance) => inFlight(instance.id)));
-  return inFlight(id) < Math.max(LOAD_CAP, 2 * idlest) ? id : undefined;
+  const others = instances.filter((instance) => instance !== previous);
+  return inFlight(previous.id) < Math.max(LOAD_CAP, 2 * idlest) ? [previous, ...others] : [...others, previous];
 }
 
-/** The instances with `ids` in front, in that order; unknown ids change nothing. */
-function first(instances: readonly Instance[], ids: readonly (string | undefined)[]): readonly Instance[] {
-  const chosen = ids.flatMap((id) => instances.find((instance) => instance.id === id) ?? []);
-  return [...chosen, ...instances.filter((instance) => !chosen.includes(instance))];
+/** The chosen instances in front of the others. */
+function first(instances: readonly Instance[], chosen: readonly Instance[]): readonly Instance[] {
+  return chosen.length === 0
+    ? instances
+    : [...chosen, ...instances.filter(({ id }) => !chosen.some((c) => c.id === id))];
 }
 
 const HUNG = new Set<LegEnding>([LegEnding.TIMEOUT]);

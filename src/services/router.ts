@@ -2,8 +2,6 @@ import { randomUUID } from 'node:crypto';
 import { create } from '@bufbuild/protobuf';
 import type { Instance } from '../../gen/baton/v1/instance_pb.ts';
 import {
-  type CandidateVerdict,
-  CandidateVerdictSchema,
   type ExplainRouteRequest,
   type ExplainRouteResponse,
   ExplainRouteResponseSchema,
@@ -15,27 +13,30 @@ import {
   type PlanRouteRequest,
   type PlanRouteResponse,
   PlanRouteResponseSchema,
-  PlanSchema,
   type ReportOutcomeRequest,
   type ReportOutcomeResponse,
   ReportOutcomeResponseSchema,
   type RequestFacts,
-  ReuseOutcome,
-  type Target,
-  TargetSchema,
 } from '../../gen/baton/v1/router_pb.ts';
 import { BatonError } from '../core/errors.ts';
 import { avoidPairs } from '../core/pair-order.ts';
-import { type Decision, decide, type PlanRules, type Verdict } from '../core/plan.ts';
+import { type Decision, decide, explainLosers, type PlanRules, type Preference } from '../core/plan.ts';
+import type { Policy, PolicyRequest } from '../core/policy.ts';
+import type { Verdict } from '../core/pools.ts';
 import type { Bindings, Place } from './bindings.ts';
 import { type BreakerSettings, Breakers, type ObserveBreaker, type Trials } from './breakers.ts';
 import { toMs } from './durations.ts';
 import type { InstanceView } from './instance-view.ts';
+import { modeName, toPlan } from './plan-message.ts';
+import { PoolCache } from './pool-cache.ts';
 import type { PreparedReuse, Reuse } from './reuse.ts';
+import { Seats } from './seats.ts';
 
 /** Settings of {@link RouterService}; times in milliseconds. */
 export interface RouterOptions {
-  readonly rules: Omit<PlanRules, 'turns'>;
+  readonly rules: PlanRules;
+  /** Connector of the instances that are planned with. */
+  readonly connector: string;
   /** Requests that may wait for a routable pair at once. */
   readonly queueMax: number;
   readonly breaker: BreakerSettings;
@@ -46,6 +47,8 @@ export interface RouterOptions {
   /** Told for every plan and every wait. */
   readonly observe?: RouterObserver;
   readonly now?: () => number;
+  /** Uniform in [0, 1). Default Math.random. */
+  readonly random?: () => number;
 }
 
 /** What the router counts. */
@@ -77,7 +80,8 @@ interface FinishedPlan {
 }
 
 interface Reservation extends FinishedPlan {
-  readonly instanceIds: readonly string[];
+  /** Slots that are still held. */
+  readonly slots: { prefill: string | undefined; decode: string | undefined };
   readonly trials: Trials | undefined;
   readonly key: string;
   readonly response: PlanRouteResponse;
@@ -95,8 +99,9 @@ export class RouterService {
   readonly #view: InstanceView;
   readonly #options: RouterOptions;
   readonly #now: () => number;
-  readonly #turns = { prefill: 0, decode: 0 };
-  readonly #inFlight = new Map<string, number>();
+  readonly #random: () => number;
+  readonly #seats: Seats;
+  readonly #pools: PoolCache;
   readonly #cooling = new Map<string, number>();
   /** By plan id, oldest first. */
   readonly #reservations = new Map<string, Reservation>();
@@ -112,13 +117,16 @@ export class RouterService {
     this.#view = view;
     this.#options = options;
     this.#now = options.now ?? (() => performance.now());
+    this.#random = options.random ?? Math.random;
+    this.#seats = new Seats(this.#now);
+    this.#pools = new PoolCache(view.snapshot, this.#seats, options.connector);
     const observe: ObserveBreaker = (owner, to) => options.observe?.breaker(owner, to);
     this.breakers = new Breakers(view, options.breaker, observe, this.#now);
   }
 
   /** Legs reserved or running on an instance. */
   inFlight(instanceId: string): number {
-    return this.#inFlight.get(instanceId) ?? 0;
+    return this.#seats.inFlight(instanceId);
   }
 
   /** Requests that wait for a routable pair. */
@@ -137,13 +145,7 @@ export class RouterService {
     const known = this.#planned(request.planKey);
     if (known !== undefined) return known;
     const decision = this.#takePending(request.planKey) ?? (await this.#makeDecision(request, facts, call.signal));
-    const step = await this.#options.reuse?.prepare({
-      facts,
-      decision,
-      prompt: request.prompt,
-      inFlight: (id) => this.inFlight(id),
-      signal: call.signal,
-    });
+    const step = await this.#prepare(request, facts, decision, call.signal);
     if (step?.kind === 'need-tokens') {
       this.#remember(request.planKey, decision);
       const { id: instanceId, url } = step.instance;
@@ -155,7 +157,7 @@ export class RouterService {
       step?.discard();
       return raced;
     }
-    const plan = toPlan(this.#avoidPairs(step?.decision ?? decision), this.#options.rules.connector, randomUUID());
+    const plan = toPlan(this.#avoidPairs(step?.decision ?? decision), this.#options.connector, randomUUID());
     if (step !== undefined) {
       plan.reuseOutcome = step.outcome;
       plan.captureTokens = step.captureTokens;
@@ -174,6 +176,30 @@ export class RouterService {
   #avoidPairs(decision: PlanDecision): PlanDecision {
     if (!this.breakers.hasPairs) return decision;
     return avoidPairs(decision, (prefillId, decodeId) => this.breakers.isPairAvoided(prefillId, decodeId));
+  }
+
+  /** Counts the decision's legs meanwhile: requests that come before the store has answered must not all get the same pair. */
+  async #prepare(
+    { prompt, excludedInstanceIds }: PlanRouteRequest,
+    facts: RequestFacts,
+    decision: PlanDecision,
+    signal: AbortSignal,
+  ): Promise<Awaited<ReturnType<Reuse['prepare']>> | undefined> {
+    const { reuse } = this.#options;
+    if (reuse === undefined) return undefined;
+    const excluded = new Set(excludedInstanceIds);
+    const held = [decision.prefill[0], decision.decode[0]].flatMap((instance) => instance?.id ?? []);
+    for (const id of held) this.#seats.take(id);
+    try {
+      const inFlight = (id: string) => this.inFlight(id) - (held.includes(id) ? 1 : 0);
+      const withDecode = (decode: string) => {
+        const other = this.#decide(facts, excluded, { decode });
+        return other.kind === 'plan' && other.decode[0]?.id === decode ? other : decision;
+      };
+      return await reuse.prepare({ facts, decision, prompt, inFlight, withDecode, signal });
+    } finally {
+      for (const id of held) this.#seats.free(id);
+    }
   }
 
   async #makeDecision(request: PlanRouteRequest, facts: RequestFacts, signal: AbortSignal): Promise<PlanDecision> {
@@ -217,6 +243,7 @@ export class RouterService {
     if (reservation === undefined) return this.#reportForeign(request);
     this.#noteBreakers(request.legs, reservation.reuse);
     reservation.legs.push(...request.legs);
+    this.#moveSlots(reservation, request.legs);
     reservation.reuse?.noteLegs(request.legs, request.guardBreach);
     if (request.final) {
       this.#free(request.planId);
@@ -243,12 +270,15 @@ export class RouterService {
 
   async explainRoute(request: ExplainRouteRequest): Promise<ExplainRouteResponse> {
     const facts = requireFacts(request.facts);
-    const decision = this.#decide(facts, new Set(request.excludedInstanceIds));
-    if (decision.kind !== 'plan') throw noRoute(facts, decision);
-    const plan = this.#options.bindings?.look(facts, decision) ?? decision;
-    return create(ExplainRouteResponseSchema, {
-      plan: toPlan(this.#avoidPairs(plan), this.#options.rules.connector, ''),
-    });
+    const excluded = new Set(request.excludedInstanceIds);
+    const decided = this.#decide(facts, excluded, this.#options.bindings?.bound(facts));
+    const decision = decided.kind === 'plan' ? this.#avoidPairs(decided) : decided;
+    const losers = explainLosers(this.#pools.of(facts.model, excluded), decision, facts.model);
+    if (decision.kind === 'unknown-model') throw noRoute(facts, decision);
+    const told = new Set(decision.verdicts.map(({ instanceId }) => instanceId));
+    const verdicts = [...decision.verdicts, ...losers.filter(({ instanceId }) => !told.has(instanceId))];
+    if (decision.kind === 'no-route') throw noRoute(facts, decision, verdicts);
+    return create(ExplainRouteResponseSchema, { plan: toPlan({ ...decision, verdicts }, this.#options.connector, '') });
   }
 
   /** Ends the claim, and stores what the turn left for the next one. */
@@ -262,31 +292,30 @@ export class RouterService {
     await reuse?.finish({ planId: plan.planId, facts, connector: plan.connector, prefillId, decodeId, report });
   }
 
-  #decide(facts: RequestFacts, excluded: ReadonlySet<string>): Decision {
+  #decide(facts: RequestFacts, excluded: ReadonlySet<string>, prefer?: Preference): Decision {
     const { model, bodyBytes, localReasons } = facts;
     const open = this.breakers.avoided();
     const view = {
-      instances: this.#view.snapshot(),
-      excluded,
+      pools: this.#pools.of(model, excluded),
       cooling: open.size === 0 ? this.#coolingNow() : new Set([...this.#coolingNow(), ...open]),
-      inFlight: (id: string) => this.inFlight(id),
+      random: this.#random,
+      now: this.#now(),
     };
-    const decision = decide({ model, bodyBytes, localReasons }, view, { ...this.#options.rules, turns: this.#turns });
+    const request = policyRequest(facts);
+    const decision = decide({ model, bodyBytes, localReasons, request }, view, this.#options.rules, prefer);
     return decision.kind === 'plan' && open.size > 0 ? withBreakerVerdicts(decision, open) : decision;
   }
 
   /** Decides and counts the turn at once: requests that leave the queue together must not all get the same pair. */
   #decideInTurn(facts: RequestFacts, excluded: ReadonlySet<string>): Decision {
-    const decision = this.#decide(facts, excluded);
+    const decision = this.#decide(facts, excluded, this.#options.bindings?.bound(facts));
     if (decision.kind !== 'plan') return decision;
     const placed = this.#options.bindings?.place(facts, decision);
     // What a bound conversation takes is no turn: else conversations of an even number of turns would meet on one pair.
-    const isTurn = (place: Place) => placed?.picked.includes(place) ?? true;
     const paired = this.#avoidPairs(decision);
-    for (const place of ['prefill', 'decode'] as const) {
-      const [chosen] = paired[place];
-      // Whoever stood before the chosen one has had its turn: else pools of one size would meet again at the same place.
-      if (chosen !== undefined && isTurn(place)) this.#turns[place] += decision[place].indexOf(chosen) + 1;
+    for (const place of placed?.picked ?? PLACES) {
+      const [instance] = paired[place];
+      if (instance !== undefined) this.#seats.pick(instance.id);
     }
     return placed?.decision ?? decision;
   }
@@ -368,10 +397,17 @@ export class RouterService {
       abandoned?.abandon();
       this.#free(id);
     }
-    const instanceIds = [plan.prefill, plan.decode].flatMap((target) => target?.instanceId ?? []);
-    for (const id of instanceIds) this.#inFlight.set(id, this.inFlight(id) + 1);
+    const slots = { prefill: plan.prefill?.instanceId, decode: plan.decode?.instanceId };
+    const told = policyRequest(facts);
+    for (const place of PLACES) {
+      const id = slots[place];
+      const seat = id === undefined ? undefined : this.#seats.get(id);
+      if (seat === undefined) continue;
+      this.#seats.take(seat.id);
+      this.#policyOf(place).learn?.(told, seat, now);
+    }
     this.#reservations.set(plan.planId, {
-      instanceIds,
+      slots,
       trials: this.breakers.begin(plan.prefill?.instanceId, plan.decode?.instanceId),
       key,
       response,
@@ -390,15 +426,37 @@ export class RouterService {
     this.#reservations.delete(planId);
     this.#planByKey.delete(reservation.key);
     reservation.trials?.end();
-    for (const id of reservation.instanceIds) {
-      const left = this.inFlight(id) - 1;
-      if (left > 0) this.#inFlight.set(id, left);
-      else this.#inFlight.delete(id);
+    for (const place of PLACES) this.#moveSlot(reservation, place, undefined);
+  }
+
+  /** P's slot is free as soon as it has answered; where a leg was never sent, the fallback that is asked next has it. */
+  #moveSlots(reservation: Reservation, legs: readonly LegReport[]): void {
+    for (const { leg, instanceId, ending } of legs) {
+      const place = leg === Leg.PREFILL ? 'prefill' : 'decode';
+      if (reservation.slots[place] !== instanceId) continue;
+      if (place === 'prefill' && ending === LegEnding.OK) this.#moveSlot(reservation, place, undefined);
+      if (ending !== LegEnding.NOT_SENT) continue;
+      const { prefillFallbacks, decodeFallbacks } = reservation.plan;
+      const fallbacks = place === 'prefill' ? prefillFallbacks : decodeFallbacks;
+      const next = fallbacks.findIndex((target) => target.instanceId === instanceId) + 1;
+      this.#moveSlot(reservation, place, fallbacks[next]?.instanceId);
     }
+  }
+
+  #moveSlot({ slots }: Reservation, place: Place, to: string | undefined): void {
+    const from = slots[place];
+    if (from !== undefined) this.#seats.free(from);
+    if (to !== undefined) this.#seats.take(to);
+    slots[place] = to;
+  }
+
+  #policyOf(place: Place): Policy {
+    const { prefillPolicy, decodePolicy } = this.#options.rules;
+    return place === 'prefill' ? prefillPolicy : decodePolicy;
   }
 }
 
-const NONE: ReadonlySet<string> = new Set();
+const PLACES = ['prefill', 'decode'] as const satisfies readonly Place[];
 
 /** Endings of a leg that show that the engine lives; a deadline or an abort of the client shows nothing. */
 const ANSWERED: ReadonlySet<LegEnding> = new Set([
@@ -411,62 +469,32 @@ const ANSWERED: ReadonlySet<LegEnding> = new Set([
 /** Says of the instances whose breaker is open why they were not picked; where nobody else was there, one was. */
 function withBreakerVerdicts(decision: PlanDecision, open: ReadonlySet<string>): PlanDecision {
   const lost = (all: readonly Instance[]): readonly Verdict[] =>
-    all.slice(1).flatMap(({ id, role }) => (open.has(id) ? [{ instanceId: id, role, reason: 'breaker_open' }] : []));
+    all
+      .slice(1)
+      .flatMap(({ id, role }) => (open.has(id) ? [{ instanceId: id, role, reason: 'breaker_open', detail: '' }] : []));
   return { ...decision, verdicts: [...decision.verdicts, ...lost(decision.prefill), ...lost(decision.decode)] };
 }
 
-/** Name of a mode as logs, metrics and headers write it. */
-export function modeName(mode: PlanMode): string {
-  return MODE_NAMES[mode] ?? 'unknown';
+/** What policies get of the facts. */
+function policyRequest({ tenant, conversationId, prefix }: RequestFacts): PolicyRequest {
+  return { session: conversationId === '' ? '' : `${tenant}\n${conversationId}`, prefix };
 }
 
-const MODE_NAMES: Readonly<Record<number, string>> = {
-  [PlanMode.PREFILL_DECODE]: 'prefill_decode',
-  [PlanMode.PREFILL_DECODE_REUSE]: 'prefill_decode_reuse',
-  [PlanMode.DECODE_LOCAL]: 'decode_local',
-  [PlanMode.AGGREGATED]: 'aggregated',
-};
+const NONE: ReadonlySet<string> = new Set();
 
 function requireFacts(facts: RequestFacts | undefined): RequestFacts {
   if (facts !== undefined) return facts;
   throw new BatonError({ reason: 'INVALID_ARGUMENT', message: 'facts is required', metadata: { field: 'facts' } });
 }
 
-function toPlan(decision: Extract<Decision, { kind: 'plan' }>, connector: string, planId: string): Plan {
-  const [prefill, ...prefillFallbacks] = decision.prefill.map(toTarget);
-  const [decode, ...decodeFallbacks] = decision.decode.map(toTarget);
-  return create(PlanSchema, {
-    planId,
-    mode: decision.mode,
-    reason: decision.reason,
-    connector: prefill === undefined ? '' : connector,
-    prefillFallbacks,
-    decodeFallbacks,
-    verdicts: decision.verdicts.slice(0, MAX_VERDICTS).map(toVerdict),
-    ...(prefill === undefined ? {} : { prefill }),
-    ...(decode === undefined ? {} : { decode }),
-  });
-}
+/** Instances of which a refused dry run says why. */
+const MAX_TOLD = 32;
 
-/** Limit of the contract. */
-const MAX_VERDICTS = 256;
-
-function toTarget(instance: Instance): Target {
-  const { id, url, incarnation, engine, kv } = instance;
-  return create(TargetSchema, {
-    instanceId: id,
-    url,
-    ...(incarnation === undefined ? {} : { incarnation }),
-    ...(engine === undefined ? {} : { engine }),
-    ...(kv === undefined ? {} : { kv }),
-  });
-}
-
-function toVerdict(verdict: Verdict): CandidateVerdict {
-  return create(CandidateVerdictSchema, verdict);
-}
-
-function noRoute(facts: RequestFacts, decision: Exclude<Decision, { kind: 'plan' }>): BatonError {
+function noRoute(
+  facts: RequestFacts,
+  decision: Exclude<Decision, { kind: 'plan' }>,
+  told: readonly Verdict[] = [],
+): BatonError {
   if (decision.kind === 'unknown-model') {
     return new BatonError({
       reason: 'MODEL_NOT_FOUND',
@@ -474,9 +502,12 @@ function noRoute(facts: RequestFacts, decision: Exclude<Decision, { kind: 'plan'
       param: 'model',
     });
   }
+  const why = told.slice(0, MAX_TOLD).map(({ instanceId, reason, detail }) => {
+    return `${instanceId} ${reason}${detail === '' ? '' : ` (${detail})`}`;
+  });
   return new BatonError({
     reason: 'NO_ROUTABLE_PAIR',
-    message: 'No engine can take this request at the moment.',
+    message: `No engine can take this request at the moment${why.length === 0 ? '' : `: ${why.join('; ')}`}.`,
     retryAfterMs: RETRY_AFTER_MS,
   });
 }
@@ -484,14 +515,3 @@ function noRoute(facts: RequestFacts, decision: Exclude<Decision, { kind: 'plan'
 function gone(signal: AbortSignal): BatonError {
   return new BatonError({ reason: 'CLIENT_GONE', message: 'The caller gave up.' }, { cause: signal.reason });
 }
-
-/** Name of a reuse outcome as logs, metrics and headers write it; `none` for turns that had nothing to reuse. */
-export function outcomeName(outcome: ReuseOutcome): string {
-  return OUTCOME_NAMES[outcome] ?? 'none';
-}
-
-const OUTCOME_NAMES: Readonly<Record<number, string>> = Object.fromEntries(
-  Object.entries(ReuseOutcome)
-    .filter(([, value]) => value !== ReuseOutcome.UNSPECIFIED)
-    .map(([name, value]) => [value, name.toLowerCase()]),
-);

@@ -56,6 +56,17 @@ describe('defaults', () => {
       store: { backend: 'memory', maxBytes: 1024 ** 3, tenantEntries: 10_000, tenantBytes: 256 * 1024 ** 2 },
       kvConnector: 'nixl',
       policy: { prefill: 'round_robin', decode: 'round_robin' },
+      policies: {
+        consistentHash: { loadFactor: 1.25 },
+        cacheAware: {
+          cacheThreshold: 0.3,
+          balanceAbsThreshold: 64,
+          balanceRelThreshold: 1.5,
+          maxBytes: 64 * 1024 ** 2,
+          maxAgeMs: 600_000,
+        },
+        stickyLeastLoaded: { maxLegs: 8, sessions: 100_000 },
+      },
       instances: [
         { ...engine('prefill'), id: 'localhost:8100', url: 'http://localhost:8100' },
         { ...engine('decode'), id: 'localhost:8200', url: 'http://localhost:8200' },
@@ -143,6 +154,17 @@ describe('the file', () => {
       rpc: { port: 'off' },
       kvConnector: 'nixl',
       policy: { prefill: 'round_robin', decode: 'round_robin' },
+      policies: {
+        consistentHash: { loadFactor: 1.1 },
+        cacheAware: {
+          cacheThreshold: 0.5,
+          balanceAbsThreshold: 32,
+          balanceRelThreshold: 1.1,
+          maxBytes: 1024 ** 2,
+          maxAgeMs: 60_000,
+        },
+        stickyLeastLoaded: { maxLegs: 4, sessions: 500 },
+      },
       engineAuth: 'strip',
       openaiApiKey: 'sk-1',
       kv: { remoteHost: 'keep', leaseMarginMs: 5000 },
@@ -165,6 +187,8 @@ describe('the file', () => {
         headers: { 'x-pool': 'p' },
         kvLeaseMs: 60_000,
         bidirectional: 'on',
+        weight: 2.5,
+        dataParallelSize: 4,
       },
       {
         ...engine('decode'),
@@ -174,6 +198,7 @@ describe('the file', () => {
         headers: { 'x-team': 'two', 'x-pool': 'd' },
         loadFailurePolicy: 'recompute',
         decoderTtlMs: 600_000,
+        weight: 0.5,
       },
     ]);
   });

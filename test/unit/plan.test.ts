@@ -1,38 +1,53 @@
 import { create } from '@bufbuild/protobuf';
 import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
-import { type Instance, InstanceState, ModelCardSchema, Role } from '../../gen/baton/v1/instance_pb.ts';
+import {
+  type EngineInfo,
+  EngineInfoSchema,
+  type Instance,
+  InstanceState,
+  ModelCardSchema,
+  Role,
+} from '../../gen/baton/v1/instance_pb.ts';
 import { PlanMode } from '../../gen/baton/v1/router_pb.ts';
 import {
   type Decision,
   decide,
-  isRoutable,
+  MAX_RANKED,
   type PlanFacts,
   type PlanRules,
   type PlanView,
 } from '../../src/core/plan.ts';
+import { buildPools, isRoutable, type Seated } from '../../src/core/pools.ts';
 import { POLICIES } from '../../src/policies/index.ts';
 import { roundRobin } from '../../src/policies/round-robin.ts';
 import { bothOf, decodeOf, type InstanceChanges, prefillOf } from '../support/plan-instances.ts';
+import { POLICY_SETTINGS as SETTINGS } from '../support/policy-settings.ts';
+import { seatOf } from '../support/seats.ts';
+import { seeded } from '../support/seeded.ts';
 
-const FACTS: PlanFacts = { model: 'm', bodyBytes: 400, localReasons: [] };
-const RULES: PlanRules = {
-  connector: 'nixl',
-  prefillPolicy: roundRobin,
-  decodePolicy: roundRobin,
-  minUncachedTokens: 0,
-  turns: { prefill: 0, decode: 0 },
-};
+const FACTS: PlanFacts = { model: 'm', bodyBytes: 400, localReasons: [], request: { session: '', prefix: [] } };
+const RULES: PlanRules = { prefillPolicy: roundRobin(), decodePolicy: roundRobin(), minUncachedTokens: 0 };
 const model = (id: string) => create(ModelCardSchema, { id });
+
+interface Around extends Partial<PlanView> {
+  readonly excluded?: readonly string[];
+  readonly prefer?: Parameters<typeof decide>[3];
+  readonly seats?: readonly Partial<Seated>[];
+}
 
 function plan(
   instances: readonly Instance[],
   facts: Partial<PlanFacts> = {},
   rules: Partial<PlanRules> = {},
-  view: Partial<PlanView> = {},
+  { excluded = [], prefer, seats = [], ...view }: Around = {},
 ): Decision {
-  const seen: PlanView = { instances, excluded: new Set(), cooling: new Set(), inFlight: () => 0, ...view };
-  return decide({ ...FACTS, ...facts }, seen, { ...RULES, ...rules });
+  const all = { ...FACTS, ...facts };
+  const seated = instances.map((instance, i) => seatOf(instance, seats[i]));
+  const barred = new Map(excluded.map((id) => [id, 'excluded']));
+  const pools = buildPools(seated, { model: all.model, connector: 'nixl', barred });
+  const seen: PlanView = { pools, cooling: new Set(), random: () => 0, now: 0, ...view };
+  return decide(all, seen, { ...RULES, ...rules }, prefer);
 }
 
 /** The plan as ids, or the kind of answer. */
@@ -49,28 +64,13 @@ function verdictsOf(decision: Decision): Readonly<Record<string, string>> {
 
 const POOLS = [prefillOf('p1'), prefillOf('p2'), prefillOf('p3'), decodeOf('d1'), decodeOf('d2')];
 
-describe('round robin', () => {
-  test('gives each pool its turns by its own counter, the others as fallbacks in order', () => {
-    const turns = (prefill: number, decode: number) => idsOf(plan(POOLS, {}, { turns: { prefill, decode } }));
-    expect(turns(0, 0)).toBe('p1,p2,p3>d1,d2');
-    expect(turns(1, 0)).toBe('p2,p3,p1>d1,d2');
-    expect(turns(2, 1)).toBe('p3,p1,p2>d2,d1');
-    expect(turns(3, 3)).toBe('p1,p2,p3>d2,d1');
-    expect(turns(1_000_000_007, 0)).toBe('p3,p1,p2>d1,d2');
-  });
-
-  test('every policy ranks all candidates, each once, and nothing else', () => {
-    const ids = fc.uniqueArray(fc.string(), { maxLength: 8 });
-    for (const policy of Object.values(POLICIES)) {
-      fc.assert(
-        fc.property(ids, fc.nat(), (names, turn) => {
-          const candidates = names.map((id) => ({ id, inFlight: id.length }));
-          const ranked = policy.rank({ candidates, turn }).map(({ id }) => id);
-          expect(ranked.toSorted()).toEqual(names.toSorted());
-        }),
-      );
-    }
-  });
+test('a plan names no more than a few fallbacks, however large the pool', () => {
+  const many = (of: typeof prefillOf, name: string) => Array.from({ length: 30 }, (_, i) => of(`${name}${i}`));
+  const decision = plan([...many(prefillOf, 'p'), ...many(decodeOf, 'd')]);
+  expect(decision.kind === 'plan' && [decision.prefill.length, decision.decode.length]).toEqual([
+    MAX_RANKED,
+    MAX_RANKED,
+  ]);
 });
 
 describe('who may take a leg', () => {
@@ -90,7 +90,7 @@ describe('who may take a leg', () => {
   });
 
   test('not one that the caller excludes', () => {
-    const decision = plan(POOLS, {}, {}, { excluded: new Set(['p1', 'd2']) });
+    const decision = plan(POOLS, {}, {}, { excluded: ['p1', 'd2'] });
     expect(idsOf(decision)).toBe('p2,p3>d1');
     expect(verdictsOf(decision)).toEqual({ p1: 'excluded', d2: 'excluded' });
   });
@@ -110,17 +110,87 @@ describe('who may take a leg', () => {
     expect(idsOf(plan(POOLS, {}, {}, { cooling: new Set(POOLS.map(({ id }) => id)) }))).toBe('p1,p2,p3>d1,d2');
   });
 
+  test('what is preferred goes first where it can be chosen, the others follow in their order', () => {
+    const prefer = { prefill: 'p3', decode: 'd2' };
+    expect(idsOf(plan(POOLS, {}, {}, { prefer }))).toBe('p3,p1,p2>d2,d1');
+    expect(idsOf(plan(POOLS, {}, {}, { prefer, excluded: ['p3', 'd2'] }))).toBe('p1,p2>d1');
+  });
+
   test('a policy is told what runs where', () => {
     const seen: number[] = [];
-    const decodePolicy = {
+    const decodePolicy: PlanRules['decodePolicy'] = {
       name: 'spy',
-      rank: ({ candidates }: Parameters<typeof roundRobin.rank>[0]) => {
+      rank: ({ candidates }) => {
         seen.push(...candidates.map(({ inFlight }) => inFlight));
         return candidates;
       },
     };
-    plan(POOLS, {}, { decodePolicy }, { inFlight: (id) => Number(id.slice(1)) });
+    plan(POOLS, {}, { decodePolicy }, { seats: POOLS.map(({ id }) => ({ inFlight: Number(id.slice(1)) })) });
     expect(seen).toEqual([1, 2]);
+  });
+});
+
+describe('a pair', () => {
+  const engine = (changes: Partial<Omit<EngineInfo, '$typeName' | '$unknown'>>) => ({
+    engine: create(EngineInfoSchema, {
+      kind: 'vllm',
+      version: '0.33.0',
+      blockSize: 16,
+      templateFingerprint: 'f',
+      ...changes,
+    }),
+  });
+  const rooted = (root: string) => ({ models: [create(ModelCardSchema, { id: 'm', root })] });
+  const VARIANTS: readonly InstanceChanges[] = [
+    engine({}),
+    engine({ version: '0.32.0' }),
+    engine({ blockSize: 32 }),
+    engine({ kind: 'sglang' }),
+    engine({ templateFingerprint: 'g' }),
+    rooted('weights-1'),
+    rooted('weights-2'),
+    { labels: { compat_group: 'blue' } },
+    { labels: { compat_group: 'green' } },
+    { connector: 'mooncake' },
+    {},
+  ];
+  /** Written down a second time, as plainly as can be. */
+  const mayPair = (p: Instance, d: Instance) => {
+    const differ = (a: string | number | undefined, b: string | number | undefined) =>
+      a !== undefined && b !== undefined && a !== '' && b !== '' && a !== 0 && b !== 0 && a !== b;
+    return !(
+      differ(p.engine?.version, d.engine?.version) ||
+      differ(p.engine?.kind, d.engine?.kind) ||
+      differ(p.engine?.blockSize, d.engine?.blockSize) ||
+      differ(p.engine?.templateFingerprint, d.engine?.templateFingerprint) ||
+      differ(p.models[0]?.root, d.models[0]?.root) ||
+      differ(p.labels['compat_group'], d.labels['compat_group']) ||
+      differ(p.connector, d.connector)
+    );
+  };
+
+  test.each(Object.keys(POLICIES))('of what cannot exchange KV is never chosen, not even as a fallback: %s', (name) => {
+    const [, make = roundRobin] = Object.entries(POLICIES).find(([key]) => key === name) ?? [];
+    const side = fc.array(fc.constantFrom(...VARIANTS), { minLength: 1, maxLength: 5 });
+    let planned = 0;
+    fc.assert(
+      fc.property(side, side, fc.nat(), fc.string(), (prefills, decodes, seed, session) => {
+        const pool = [
+          ...prefills.map((changes, i) => prefillOf(`p${i}`, changes)),
+          ...decodes.map((changes, i) => decodeOf(`d${i}`, changes)),
+        ];
+        const [prefillPolicy, decodePolicy] = [make(SETTINGS), make(SETTINGS)];
+        const request = { session, prefix: [] };
+        const decision = plan(pool, { request }, { prefillPolicy, decodePolicy }, { random: seeded(seed) });
+        const usable = pool.filter(({ connector }) => connector === 'nixl');
+        const [ps, ds] = [usable.filter(({ id }) => id.startsWith('p')), usable.filter(({ id }) => id.startsWith('d'))];
+        expect(decision.kind === 'plan').toBe(ps.some((p) => ds.some((d) => mayPair(p, d))));
+        if (decision.kind !== 'plan') return;
+        planned += 1;
+        for (const p of decision.prefill) for (const d of decision.decode) expect(mayPair(p, d)).toBe(true);
+      }),
+    );
+    expect(planned).toBeGreaterThan(10);
   });
 });
 
@@ -188,7 +258,7 @@ describe('isRoutable', () => {
     // An aggregated engine beside a pair takes nothing.
     [[bothOf('b'), prefillOf('p', down), decodeOf('d')], false],
   ])('case %#: %s', (instances, expected) => {
-    expect(isRoutable(instances)).toBe(expected);
+    expect(isRoutable(instances, 'nixl')).toBe(expected);
   });
 
   test('says what planning does, for any pools', () => {
@@ -197,7 +267,7 @@ describe('isRoutable', () => {
     fc.assert(
       fc.property(fc.array(fc.tuple(make, state), { maxLength: 5 }), (rows) => {
         const instances = rows.map(([of, is], i) => of(`i${i}`, { state: is }));
-        expect(plan(instances).kind === 'plan').toBe(isRoutable(instances));
+        expect(plan(instances).kind === 'plan').toBe(isRoutable(instances, 'nixl'));
       }),
     );
   });
@@ -206,6 +276,6 @@ describe('isRoutable', () => {
 test('a verdict names the role for which the instance was looked at', () => {
   const decision = plan([...POOLS, decodeOf('x', { connector: 'other' })]);
   expect(decision.kind === 'plan' && decision.verdicts).toEqual([
-    { instanceId: 'x', role: Role.DECODE, reason: 'connector' },
+    { instanceId: 'x', role: Role.DECODE, reason: 'connector', detail: '' },
   ]);
 });

@@ -115,7 +115,7 @@ function setUp(options: {
     instanceId: 'p1',
     tokenIds: Array.from({ length: TOKENS + 5 }, (_, id) => id),
   });
-  const plan = () => planner.plan({ facts, prompt, prefill: [P1, P2], signal: new AbortController().signal });
+  const plan = () => planner.plan({ facts, prompt, prefillFor: () => [P1, P2], signal: new AbortController().signal });
   return { planner, trials, memory, facts, plan, ended, takeKeys };
 }
 

@@ -1,7 +1,7 @@
 import { create } from '@bufbuild/protobuf';
 import { durationFromMs } from '@bufbuild/protobuf/wkt';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
-import { type Instance, InstanceState } from '../../gen/baton/v1/instance_pb.ts';
+import { EngineInfoSchema, type Instance, InstanceState } from '../../gen/baton/v1/instance_pb.ts';
 import {
   ExplainRouteRequestSchema,
   Leg,
@@ -32,7 +32,8 @@ function setup(instances: readonly Instance[] = READY, queueMax = 2): Setup {
   const planned: string[] = [];
   const breakers: string[] = [];
   const router = new RouterService(pools, {
-    rules: { connector: 'nixl', prefillPolicy: roundRobin, decodePolicy: roundRobin, minUncachedTokens: 0 },
+    rules: { prefillPolicy: roundRobin(), decodePolicy: roundRobin(), minUncachedTokens: 0 },
+    connector: 'nixl',
     queueMax,
     breaker: { failures: 3, pairFailures: 2, openMs: 1000 },
     observe: {
@@ -75,11 +76,17 @@ const reasonOf = (promise: Promise<unknown>) =>
 
 const finish = (router: RouterService, planId: string, final = true) =>
   router.reportOutcome(create(ReportOutcomeRequestSchema, { planId, final }));
-const reportLeg = (router: RouterService, planId: string, instanceId: string, ending: LegEnding) =>
+const reportLeg = (
+  router: RouterService,
+  planId: string,
+  instanceId: string,
+  ending: LegEnding,
+  leg: Leg = Leg.DECODE,
+) =>
   router.reportOutcome(
     create(ReportOutcomeRequestSchema, {
       planId,
-      legs: [create(LegReportSchema, { leg: Leg.DECODE, instanceId, ending })],
+      legs: [create(LegReportSchema, { leg, instanceId, ending })],
     }),
   );
 
@@ -167,6 +174,29 @@ describe('a plan', () => {
     expect(inFlight()).toEqual([0, 0]);
   });
 
+  test('frees the prefill instance as soon as it has answered', async () => {
+    const { router } = setup();
+    const { planId } = await planOf(router);
+    await reportLeg(router, planId, 'p1', LegEnding.OK, Leg.PREFILL);
+    expect(['p1', 'd1'].map((id) => router.inFlight(id))).toEqual([0, 1]);
+    await finish(router, planId);
+    expect(['p1', 'd1'].map((id) => router.inFlight(id))).toEqual([0, 0]);
+  });
+
+  test('moves with a leg that was never sent to the fallback that is asked next, and ends with the last one', async () => {
+    const { router } = setup();
+    const counts = () => ['d1', 'd2', 'd3'].map((id) => router.inFlight(id));
+    const { planId } = await planOf(router);
+    await reportLeg(router, planId, 'd1', LegEnding.NOT_SENT);
+    expect(counts()).toEqual([0, 1, 0]);
+    await reportLeg(router, planId, 'd2', LegEnding.NOT_SENT);
+    expect(counts()).toEqual([0, 0, 1]);
+    await reportLeg(router, planId, 'd3', LegEnding.NOT_SENT);
+    expect(counts()).toEqual([0, 0, 0]);
+    await finish(router, planId);
+    expect(counts()).toEqual([0, 0, 0]);
+  });
+
   test('that nobody ever reports is forgotten', async () => {
     const { router } = setup();
     await planOf(router);
@@ -192,8 +222,8 @@ describe('an instance that refused a connection', () => {
     const plan = await planOf(router);
     expect([plan.decode, ...plan.decodeFallbacks].map((target) => target?.instanceId)).toEqual(['d3', 'd1', 'd2']);
     vi.advanceTimersByTime(1001);
-    expect((await planOf(router)).decode?.instanceId).toBe('d3');
-    expect((await planOf(router)).decodeFallbacks.map(({ instanceId }) => instanceId)).toEqual(['d2', 'd3']);
+    expect((await planOf(router)).decode?.instanceId).toBe('d2');
+    expect((await planOf(router)).decodeFallbacks.map(({ instanceId }) => instanceId)).toEqual(['d3', 'd2']);
   });
 
   test('is back at once when it has answered', async () => {
@@ -231,8 +261,6 @@ describe('breakers', () => {
     expect([plan.decode, ...plan.decodeFallbacks].map((target) => target?.instanceId)).toEqual(['d3', 'd1', 'd2']);
     expect(plan.verdicts).toMatchObject([{ instanceId: 'd2', reason: 'breaker_open' }]);
     vi.advanceTimersByTime(1000);
-    expect((await planOf(router)).decode?.instanceId).toBe('d3');
-    await planOf(router);
     const trial = await planOf(router);
     expect(trial.decode?.instanceId).toBe('d2');
     const during: (string | undefined)[] = [];
@@ -276,6 +304,43 @@ describe('breakers', () => {
     expect(pairs.has('p1>d1')).toBe(false);
     const served = [...pairs].flatMap((pair) => pair.split('>'));
     expect([...new Set(served)].toSorted()).toEqual(READY.map(({ id }) => id).toSorted());
+  });
+});
+
+describe('a dry run', () => {
+  const of = (id: string, version: string) => ({ id, engine: create(EngineInfoSchema, { kind: 'vllm', version }) });
+  const explain = (router: RouterService) =>
+    router.explainRoute(create(ExplainRouteRequestSchema, { facts: { requestId: 'r', model: 'm' } }));
+
+  test('says of each other instance why it lost', async () => {
+    const [old, next] = ['0.32.0', '0.33.0'];
+    const { router } = setup([
+      prefillOf('p1', of('p1', old)),
+      prefillOf('p2', of('p2', next)),
+      prefillOf('p3', of('p3', next)),
+      { ...decodeOf('d1'), state: InstanceState.DRAINING },
+      decodeOf('d2', of('d2', next)),
+      decodeOf('d3', of('d3', '0.31.0')),
+    ]);
+    const { plan } = await explain(router);
+    expect(plan && pairOf(plan)).toBe('p2>d2');
+    expect(plan?.verdicts.map(({ instanceId, reason, detail }) => [instanceId, reason, detail])).toEqual([
+      ['d1', 'draining', ''],
+      ['p1', 'incompatible_version', 'version 0.32.0, but d2 has 0.33.0'],
+      ['p3', 'not_picked', '0 in flight'],
+      ['d3', 'incompatible_version', 'version 0.31.0, but p1 has 0.32.0'],
+    ]);
+  });
+
+  test('that finds no pair says why in its error, which a plan does not tell its client', async () => {
+    const { router } = setup([prefillOf('p1', of('p1', '1')), decodeOf('d1', of('d1', '2')), DOWN[3] ?? decodeOf('x')]);
+    await expect(explain(router)).rejects.toMatchObject({
+      reason: 'NO_ROUTABLE_PAIR',
+      message:
+        'No engine can take this request at the moment: d2 suspect; d1 incompatible_version (version 2, but p1 has 1); ' +
+        'p1 incompatible_version (version 1, but d1 has 2).',
+    });
+    await expect(planOf(router)).rejects.toMatchObject({ message: 'No engine can take this request at the moment.' });
   });
 });
 

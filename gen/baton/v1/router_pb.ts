@@ -18,7 +18,7 @@ import type { Message, UnknownEnum } from "@bufbuild/protobuf";
  * Describes the file baton/v1/router.proto.
  */
 export const file_baton_v1_router: GenFile = /*@__PURE__*/
-  fileDesc("ChViYXRvbi92MS9yb3V0ZXIucHJvdG8SCGJhdG9uLnYxIpUCCgxSZXF1ZXN0RmFjdHMSEgoKcmVxdWVzdF9pZBgBIAEoCRIOCgZ0ZW5hbnQYAiABKAkSCwoDYXBpGAMgASgJEg0KBW1vZGVsGAQgASgJEg8KB2FkYXB0ZXIYBSABKAkSEgoKY2FjaGVfc2FsdBgGIAEoCRIXCg9jb252ZXJzYXRpb25faWQYByABKAkSDgoGc3RyZWFtGAggASgIEhIKCmJvZHlfYnl0ZXMYCSABKA0SFQoNbG9jYWxfcmVhc29ucxgKIAMoCRIRCgljb250aW51ZXMYCyABKAgSHwoXbG9va3VwX2NvbnZlcnNhdGlvbl9pZHMYDCADKAkSGAoQdW5wcm92ZW5fbWVtYmVycxgNIAMoCSK/AQoQUGxhblJvdXRlUmVxdWVzdBIQCghwbGFuX2tleRgBIAEoCRIlCgVmYWN0cxgCIAEoCzIWLmJhdG9uLnYxLlJlcXVlc3RGYWN0cxImCgZwcm9tcHQYAyABKAsyFi5iYXRvbi52MS5Qcm9tcHRUb2tlbnMSHQoVZXhjbHVkZWRfaW5zdGFuY2VfaWRzGAQgAygJEisKCG1heF93YWl0GAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIncKEVBsYW5Sb3V0ZVJlc3BvbnNlEh4KBHBsYW4YASABKAsyDi5iYXRvbi52MS5QbGFuSAASOAoSbmVlZF9wcm9tcHRfdG9rZW5zGAIgASgLMhouYmF0b24udjEuTmVlZFByb21wdFRva2Vuc0gAQggKBnJlc3VsdCI0ChBOZWVkUHJvbXB0VG9rZW5zEhMKC2luc3RhbmNlX2lkGAEgASgJEgsKA3VybBgCIAEoCSKeAQoGVGFyZ2V0EhMKC2luc3RhbmNlX2lkGAEgASgJEgsKA3VybBgCIAEoCRIqCgtpbmNhcm5hdGlvbhgDIAEoCzIVLmJhdG9uLnYxLkluY2FybmF0aW9uEiQKBmVuZ2luZRgEIAEoCzIULmJhdG9uLnYxLkVuZ2luZUluZm8SIAoCa3YYBSABKAsyFC5iYXRvbi52MS5LdlNldHRpbmdzIoYCCg1QcmVmaWxsSGFuZGxlEioKBnBhcmFtcxgBIAEoCzIaLmJhdG9uLnYxLkt2VHJhbnNmZXJQYXJhbXMSEAoIY2xhaW1faWQYAiABKAkSEAoIZW50cnlfaWQYAyABKAkSFgoObWF0Y2hlZF90b2tlbnMYBCABKA0SFQoNc3RvcmVkX3Rva2VucxgFIAEoDRILCgNjdXQYBiABKAgSKwoIZGVhZGxpbmUYByABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SJgoDYWdlGAggASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhQKDGluc3RhbmNlX2lkcxgJIAMoCSJVChBDYW5kaWRhdGVWZXJkaWN0EhMKC2luc3RhbmNlX2lkGAEgASgJEhwKBHJvbGUYAiABKA4yDi5iYXRvbi52MS5Sb2xlEg4KBnJlYXNvbhgDIAEoCSKxAwoEUGxhbhIPCgdwbGFuX2lkGAEgASgJEiAKBG1vZGUYAiABKA4yEi5iYXRvbi52MS5QbGFuTW9kZRIRCgljb25uZWN0b3IYAyABKAkSIQoHcHJlZmlsbBgEIAEoCzIQLmJhdG9uLnYxLlRhcmdldBIrChFwcmVmaWxsX2ZhbGxiYWNrcxgFIAMoCzIQLmJhdG9uLnYxLlRhcmdldBIgCgZkZWNvZGUYBiABKAsyEC5iYXRvbi52MS5UYXJnZXQSKgoQZGVjb2RlX2ZhbGxiYWNrcxgHIAMoCzIQLmJhdG9uLnYxLlRhcmdldBIvCg5wcmVmaWxsX2hhbmRsZRgIIAEoCzIXLmJhdG9uLnYxLlByZWZpbGxIYW5kbGUSLQoNcmV1c2Vfb3V0Y29tZRgJIAEoDjIWLmJhdG9uLnYxLlJldXNlT3V0Y29tZRIOCgZyZWFzb24YCiABKAkSLAoIdmVyZGljdHMYCyADKAsyGi5iYXRvbi52MS5DYW5kaWRhdGVWZXJkaWN0EhYKDmNhcHR1cmVfdG9rZW5zGAwgASgIEg8KB2FkYXB0ZXIYDSABKAki4gEKCUxlZ1JlcG9ydBIaCgNsZWcYASABKA4yDS5iYXRvbi52MS5MZWcSEwoLaW5zdGFuY2VfaWQYAiABKAkSIwoGZW5kaW5nGAMgASgOMhMuYmF0b24udjEuTGVnRW5kaW5nEhMKC2h0dHBfc3RhdHVzGAQgASgNEisKCGR1cmF0aW9uGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhUKDWNvbnRlbnRfc2hvd24YBiABKAgSDAoEd2FybRgHIAEoCBIYChBwZWVyX2luc3RhbmNlX2lkGAggASgJIoQDChRSZXBvcnRPdXRjb21lUmVxdWVzdBIPCgdwbGFuX2lkGAEgASgJEiEKBGxlZ3MYAiADKAsyEy5iYXRvbi52MS5MZWdSZXBvcnQSDQoFZmluYWwYAyABKAgSDgoGc3RhdHVzGAQgASgNEioKBmhhbmRsZRgFIAEoCzIaLmJhdG9uLnYxLkt2VHJhbnNmZXJQYXJhbXMSIwoFY2hhaW4YBiABKAsyFC5iYXRvbi52MS5Ub2tlbkNoYWluEhUKDXByb21wdF90b2tlbnMYByABKA0SGQoRY29tcGxldGlvbl90b2tlbnMYCCABKA0SKQoGcGF1c2VkGAkgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEi0KDXJldXNlX291dGNvbWUYCiABKA4yFi5iYXRvbi52MS5SZXVzZU91dGNvbWUSFAoMZ3VhcmRfYnJlYWNoGAsgASgIEiYKB2NvbnRleHQYDCABKAsyFS5iYXRvbi52MS5QbGFuQ29udGV4dCJSCgtQbGFuQ29udGV4dBIlCgVmYWN0cxgBIAEoCzIWLmJhdG9uLnYxLlJlcXVlc3RGYWN0cxIcCgRwbGFuGAIgASgLMg4uYmF0b24udjEuUGxhbiItChVSZXBvcnRPdXRjb21lUmVzcG9uc2USFAoMcGxhbl91bmtub3duGAEgASgIIoMBChNFeHBsYWluUm91dGVSZXF1ZXN0EiUKBWZhY3RzGAEgASgLMhYuYmF0b24udjEuUmVxdWVzdEZhY3RzEiYKBnByb21wdBgCIAEoCzIWLmJhdG9uLnYxLlByb21wdFRva2VucxIdChVleGNsdWRlZF9pbnN0YW5jZV9pZHMYAyADKAkiNAoURXhwbGFpblJvdXRlUmVzcG9uc2USHAoEcGxhbhgBIAEoCzIOLmJhdG9uLnYxLlBsYW4qnQEKCFBsYW5Nb2RlEhkKFVBMQU5fTU9ERV9VTlNQRUNJRklFRBAAEhwKGFBMQU5fTU9ERV9QUkVGSUxMX0RFQ09ERRABEiIKHlBMQU5fTU9ERV9QUkVGSUxMX0RFQ09ERV9SRVVTRRACEhoKFlBMQU5fTU9ERV9ERUNPREVfTE9DQUwQAxIYChRQTEFOX01PREVfQUdHUkVHQVRFRBAEKpEFCgxSZXVzZU91dGNvbWUSHQoZUkVVU0VfT1VUQ09NRV9VTlNQRUNJRklFRBAAEhUKEVJFVVNFX09VVENPTUVfSElUEAESGQoVUkVVU0VfT1VUQ09NRV9ISVRfQ1VUEAISHgoaUkVVU0VfT1VUQ09NRV9ERUNPREVfTE9DQUwQAxIcChhSRVVTRV9PVVRDT01FX01JU1NfTkVWRVIQBBIeChpSRVVTRV9PVVRDT01FX01JU1NfRVhQSVJFRBAFEhwKGFJFVVNFX09VVENPTUVfTUlTU19UQUtFThAGEh8KG1JFVVNFX09VVENPTUVfTUlTU19SRUxFQVNFRBAHEh8KG1JFVVNFX09VVENPTUVfTUlTU19NSVNNQVRDSBAIEiEKHVJFVVNFX09VVENPTUVfTUlTU19PV05FUl9HT05FEAkSIAocUkVVU0VfT1VUQ09NRV9NSVNTX1RPT19TTUFMTBAKEiIKHlJFVVNFX09VVENPTUVfTUlTU19TVE9SRV9FUE9DSBALEigKJFJFVVNFX09VVENPTUVfTUlTU19TVE9SRV9VTkFWQUlMQUJMRRAMEh8KG1JFVVNFX09VVENPTUVfTUlTU19ESVNBQkxFRBANEiIKHlJFVVNFX09VVENPTUVfTUlTU19VTlNVUFBPUlRFRBAOEiMKH1JFVVNFX09VVENPTUVfTUlTU19VTlZFUklGSUFCTEUQDxIpCiVSRVVTRV9PVVRDT01FX01JU1NfVU5TVVBQT1JURURfU1RSRUFNEBASIAocUkVVU0VfT1VUQ09NRV9NSVNTX05PX0hBTkRMRRAREigKJFJFVVNFX09VVENPTUVfV0FSTV9GQUlMRURfQ09MRF9SRVRSWRASKjsKA0xlZxITCg9MRUdfVU5TUEVDSUZJRUQQABIPCgtMRUdfUFJFRklMTBABEg4KCkxFR19ERUNPREUQAiqCAgoJTGVnRW5kaW5nEhoKFkxFR19FTkRJTkdfVU5TUEVDSUZJRUQQABIRCg1MRUdfRU5ESU5HX09LEAESGwoXTEVHX0VORElOR19DTElFTlRfRVJST1IQAhITCg9MRUdfRU5ESU5HX0JVU1kQAxIbChdMRUdfRU5ESU5HX1NFUlZFUl9FUlJPUhAEEhcKE0xFR19FTkRJTkdfTk9UX1NFTlQQBRIUChBMRUdfRU5ESU5HX1JFU0VUEAYSFgoSTEVHX0VORElOR19USU1FT1VUEAcSFgoSTEVHX0VORElOR19BQk9SVEVEEAgSGAoUTEVHX0VORElOR19OT19IQU5ETEUQCTL+AQoGUm91dGVyEkkKCVBsYW5Sb3V0ZRIaLmJhdG9uLnYxLlBsYW5Sb3V0ZVJlcXVlc3QaGy5iYXRvbi52MS5QbGFuUm91dGVSZXNwb25zZSIDkAICElUKDVJlcG9ydE91dGNvbWUSHi5iYXRvbi52MS5SZXBvcnRPdXRjb21lUmVxdWVzdBofLmJhdG9uLnYxLlJlcG9ydE91dGNvbWVSZXNwb25zZSIDkAICElIKDEV4cGxhaW5Sb3V0ZRIdLmJhdG9uLnYxLkV4cGxhaW5Sb3V0ZVJlcXVlc3QaHi5iYXRvbi52MS5FeHBsYWluUm91dGVSZXNwb25zZSIDkAIBYgZwcm90bzM", [file_baton_v1_instance, file_baton_v1_kv_transfer, file_baton_v1_tokens, file_google_protobuf_duration]);
+  fileDesc("ChViYXRvbi92MS9yb3V0ZXIucHJvdG8SCGJhdG9uLnYxIrsCCgxSZXF1ZXN0RmFjdHMSEgoKcmVxdWVzdF9pZBgBIAEoCRIOCgZ0ZW5hbnQYAiABKAkSCwoDYXBpGAMgASgJEg0KBW1vZGVsGAQgASgJEg8KB2FkYXB0ZXIYBSABKAkSEgoKY2FjaGVfc2FsdBgGIAEoCRIXCg9jb252ZXJzYXRpb25faWQYByABKAkSDgoGc3RyZWFtGAggASgIEhIKCmJvZHlfYnl0ZXMYCSABKA0SFQoNbG9jYWxfcmVhc29ucxgKIAMoCRIRCgljb250aW51ZXMYCyABKAgSHwoXbG9va3VwX2NvbnZlcnNhdGlvbl9pZHMYDCADKAkSGAoQdW5wcm92ZW5fbWVtYmVycxgNIAMoCRIkCgZwcmVmaXgYDiADKAsyFC5iYXRvbi52MS5QcmVmaXhNYXJrIikKClByZWZpeE1hcmsSDAoEaGFzaBgBIAEoBhINCgVieXRlcxgCIAEoDSK/AQoQUGxhblJvdXRlUmVxdWVzdBIQCghwbGFuX2tleRgBIAEoCRIlCgVmYWN0cxgCIAEoCzIWLmJhdG9uLnYxLlJlcXVlc3RGYWN0cxImCgZwcm9tcHQYAyABKAsyFi5iYXRvbi52MS5Qcm9tcHRUb2tlbnMSHQoVZXhjbHVkZWRfaW5zdGFuY2VfaWRzGAQgAygJEisKCG1heF93YWl0GAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIncKEVBsYW5Sb3V0ZVJlc3BvbnNlEh4KBHBsYW4YASABKAsyDi5iYXRvbi52MS5QbGFuSAASOAoSbmVlZF9wcm9tcHRfdG9rZW5zGAIgASgLMhouYmF0b24udjEuTmVlZFByb21wdFRva2Vuc0gAQggKBnJlc3VsdCI0ChBOZWVkUHJvbXB0VG9rZW5zEhMKC2luc3RhbmNlX2lkGAEgASgJEgsKA3VybBgCIAEoCSLWAQoGVGFyZ2V0EhMKC2luc3RhbmNlX2lkGAEgASgJEgsKA3VybBgCIAEoCRIqCgtpbmNhcm5hdGlvbhgDIAEoCzIVLmJhdG9uLnYxLkluY2FybmF0aW9uEiQKBmVuZ2luZRgEIAEoCzIULmJhdG9uLnYxLkVuZ2luZUluZm8SIAoCa3YYBSABKAsyFC5iYXRvbi52MS5LdlNldHRpbmdzEh8KEmRhdGFfcGFyYWxsZWxfcmFuaxgGIAEoDUgAiAEBQhUKE19kYXRhX3BhcmFsbGVsX3JhbmsihgIKDVByZWZpbGxIYW5kbGUSKgoGcGFyYW1zGAEgASgLMhouYmF0b24udjEuS3ZUcmFuc2ZlclBhcmFtcxIQCghjbGFpbV9pZBgCIAEoCRIQCghlbnRyeV9pZBgDIAEoCRIWCg5tYXRjaGVkX3Rva2VucxgEIAEoDRIVCg1zdG9yZWRfdG9rZW5zGAUgASgNEgsKA2N1dBgGIAEoCBIrCghkZWFkbGluZRgHIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhImCgNhZ2UYCCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SFAoMaW5zdGFuY2VfaWRzGAkgAygJImUKEENhbmRpZGF0ZVZlcmRpY3QSEwoLaW5zdGFuY2VfaWQYASABKAkSHAoEcm9sZRgCIAEoDjIOLmJhdG9uLnYxLlJvbGUSDgoGcmVhc29uGAMgASgJEg4KBmRldGFpbBgEIAEoCSKxAwoEUGxhbhIPCgdwbGFuX2lkGAEgASgJEiAKBG1vZGUYAiABKA4yEi5iYXRvbi52MS5QbGFuTW9kZRIRCgljb25uZWN0b3IYAyABKAkSIQoHcHJlZmlsbBgEIAEoCzIQLmJhdG9uLnYxLlRhcmdldBIrChFwcmVmaWxsX2ZhbGxiYWNrcxgFIAMoCzIQLmJhdG9uLnYxLlRhcmdldBIgCgZkZWNvZGUYBiABKAsyEC5iYXRvbi52MS5UYXJnZXQSKgoQZGVjb2RlX2ZhbGxiYWNrcxgHIAMoCzIQLmJhdG9uLnYxLlRhcmdldBIvCg5wcmVmaWxsX2hhbmRsZRgIIAEoCzIXLmJhdG9uLnYxLlByZWZpbGxIYW5kbGUSLQoNcmV1c2Vfb3V0Y29tZRgJIAEoDjIWLmJhdG9uLnYxLlJldXNlT3V0Y29tZRIOCgZyZWFzb24YCiABKAkSLAoIdmVyZGljdHMYCyADKAsyGi5iYXRvbi52MS5DYW5kaWRhdGVWZXJkaWN0EhYKDmNhcHR1cmVfdG9rZW5zGAwgASgIEg8KB2FkYXB0ZXIYDSABKAki4gEKCUxlZ1JlcG9ydBIaCgNsZWcYASABKA4yDS5iYXRvbi52MS5MZWcSEwoLaW5zdGFuY2VfaWQYAiABKAkSIwoGZW5kaW5nGAMgASgOMhMuYmF0b24udjEuTGVnRW5kaW5nEhMKC2h0dHBfc3RhdHVzGAQgASgNEisKCGR1cmF0aW9uGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhUKDWNvbnRlbnRfc2hvd24YBiABKAgSDAoEd2FybRgHIAEoCBIYChBwZWVyX2luc3RhbmNlX2lkGAggASgJIoQDChRSZXBvcnRPdXRjb21lUmVxdWVzdBIPCgdwbGFuX2lkGAEgASgJEiEKBGxlZ3MYAiADKAsyEy5iYXRvbi52MS5MZWdSZXBvcnQSDQoFZmluYWwYAyABKAgSDgoGc3RhdHVzGAQgASgNEioKBmhhbmRsZRgFIAEoCzIaLmJhdG9uLnYxLkt2VHJhbnNmZXJQYXJhbXMSIwoFY2hhaW4YBiABKAsyFC5iYXRvbi52MS5Ub2tlbkNoYWluEhUKDXByb21wdF90b2tlbnMYByABKA0SGQoRY29tcGxldGlvbl90b2tlbnMYCCABKA0SKQoGcGF1c2VkGAkgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEi0KDXJldXNlX291dGNvbWUYCiABKA4yFi5iYXRvbi52MS5SZXVzZU91dGNvbWUSFAoMZ3VhcmRfYnJlYWNoGAsgASgIEiYKB2NvbnRleHQYDCABKAsyFS5iYXRvbi52MS5QbGFuQ29udGV4dCJSCgtQbGFuQ29udGV4dBIlCgVmYWN0cxgBIAEoCzIWLmJhdG9uLnYxLlJlcXVlc3RGYWN0cxIcCgRwbGFuGAIgASgLMg4uYmF0b24udjEuUGxhbiItChVSZXBvcnRPdXRjb21lUmVzcG9uc2USFAoMcGxhbl91bmtub3duGAEgASgIIoMBChNFeHBsYWluUm91dGVSZXF1ZXN0EiUKBWZhY3RzGAEgASgLMhYuYmF0b24udjEuUmVxdWVzdEZhY3RzEiYKBnByb21wdBgCIAEoCzIWLmJhdG9uLnYxLlByb21wdFRva2VucxIdChVleGNsdWRlZF9pbnN0YW5jZV9pZHMYAyADKAkiNAoURXhwbGFpblJvdXRlUmVzcG9uc2USHAoEcGxhbhgBIAEoCzIOLmJhdG9uLnYxLlBsYW4qnQEKCFBsYW5Nb2RlEhkKFVBMQU5fTU9ERV9VTlNQRUNJRklFRBAAEhwKGFBMQU5fTU9ERV9QUkVGSUxMX0RFQ09ERRABEiIKHlBMQU5fTU9ERV9QUkVGSUxMX0RFQ09ERV9SRVVTRRACEhoKFlBMQU5fTU9ERV9ERUNPREVfTE9DQUwQAxIYChRQTEFOX01PREVfQUdHUkVHQVRFRBAEKpEFCgxSZXVzZU91dGNvbWUSHQoZUkVVU0VfT1VUQ09NRV9VTlNQRUNJRklFRBAAEhUKEVJFVVNFX09VVENPTUVfSElUEAESGQoVUkVVU0VfT1VUQ09NRV9ISVRfQ1VUEAISHgoaUkVVU0VfT1VUQ09NRV9ERUNPREVfTE9DQUwQAxIcChhSRVVTRV9PVVRDT01FX01JU1NfTkVWRVIQBBIeChpSRVVTRV9PVVRDT01FX01JU1NfRVhQSVJFRBAFEhwKGFJFVVNFX09VVENPTUVfTUlTU19UQUtFThAGEh8KG1JFVVNFX09VVENPTUVfTUlTU19SRUxFQVNFRBAHEh8KG1JFVVNFX09VVENPTUVfTUlTU19NSVNNQVRDSBAIEiEKHVJFVVNFX09VVENPTUVfTUlTU19PV05FUl9HT05FEAkSIAocUkVVU0VfT1VUQ09NRV9NSVNTX1RPT19TTUFMTBAKEiIKHlJFVVNFX09VVENPTUVfTUlTU19TVE9SRV9FUE9DSBALEigKJFJFVVNFX09VVENPTUVfTUlTU19TVE9SRV9VTkFWQUlMQUJMRRAMEh8KG1JFVVNFX09VVENPTUVfTUlTU19ESVNBQkxFRBANEiIKHlJFVVNFX09VVENPTUVfTUlTU19VTlNVUFBPUlRFRBAOEiMKH1JFVVNFX09VVENPTUVfTUlTU19VTlZFUklGSUFCTEUQDxIpCiVSRVVTRV9PVVRDT01FX01JU1NfVU5TVVBQT1JURURfU1RSRUFNEBASIAocUkVVU0VfT1VUQ09NRV9NSVNTX05PX0hBTkRMRRAREigKJFJFVVNFX09VVENPTUVfV0FSTV9GQUlMRURfQ09MRF9SRVRSWRASKjsKA0xlZxITCg9MRUdfVU5TUEVDSUZJRUQQABIPCgtMRUdfUFJFRklMTBABEg4KCkxFR19ERUNPREUQAiqCAgoJTGVnRW5kaW5nEhoKFkxFR19FTkRJTkdfVU5TUEVDSUZJRUQQABIRCg1MRUdfRU5ESU5HX09LEAESGwoXTEVHX0VORElOR19DTElFTlRfRVJST1IQAhITCg9MRUdfRU5ESU5HX0JVU1kQAxIbChdMRUdfRU5ESU5HX1NFUlZFUl9FUlJPUhAEEhcKE0xFR19FTkRJTkdfTk9UX1NFTlQQBRIUChBMRUdfRU5ESU5HX1JFU0VUEAYSFgoSTEVHX0VORElOR19USU1FT1VUEAcSFgoSTEVHX0VORElOR19BQk9SVEVEEAgSGAoUTEVHX0VORElOR19OT19IQU5ETEUQCTL+AQoGUm91dGVyEkkKCVBsYW5Sb3V0ZRIaLmJhdG9uLnYxLlBsYW5Sb3V0ZVJlcXVlc3QaGy5iYXRvbi52MS5QbGFuUm91dGVSZXNwb25zZSIDkAICElUKDVJlcG9ydE91dGNvbWUSHi5iYXRvbi52MS5SZXBvcnRPdXRjb21lUmVxdWVzdBofLmJhdG9uLnYxLlJlcG9ydE91dGNvbWVSZXNwb25zZSIDkAICElIKDEV4cGxhaW5Sb3V0ZRIdLmJhdG9uLnYxLkV4cGxhaW5Sb3V0ZVJlcXVlc3QaHi5iYXRvbi52MS5FeHBsYWluUm91dGVSZXNwb25zZSIDkAIBYgZwcm90bzM", [file_baton_v1_instance, file_baton_v1_kv_transfer, file_baton_v1_tokens, file_google_protobuf_duration]);
 
 /**
  * RequestFacts is what the router may know about a client request.
@@ -119,6 +119,14 @@ export type RequestFacts = Message<"baton.v1.RequestFacts"> & {
    * @generated from field: repeated string unproven_members = 13;
    */
   unprovenMembers: string[];
+
+  /**
+   * Where the prompt could be cut so that another one may begin alike, shortest prefix first; at most 64. Empty unless a
+   * policy of the router compares prompts.
+   *
+   * @generated from field: repeated baton.v1.PrefixMark prefix = 14;
+   */
+  prefix: PrefixMark[];
 };
 
 /**
@@ -127,6 +135,34 @@ export type RequestFacts = Message<"baton.v1.RequestFacts"> & {
  */
 export const RequestFactsSchema: GenMessage<RequestFacts> = /*@__PURE__*/
   messageDesc(file_baton_v1_router, 0);
+
+/**
+ * PrefixMark names the beginning of a prompt without telling it.
+ *
+ * @generated from message baton.v1.PrefixMark
+ */
+export type PrefixMark = Message<"baton.v1.PrefixMark"> & {
+  /**
+   * First 8 bytes of the SHA-256 of the beginning, of what else shapes the prompt, and of the cache salt.
+   *
+   * @generated from field: fixed64 hash = 1;
+   */
+  hash: bigint;
+
+  /**
+   * Length of the beginning in bytes of the body.
+   *
+   * @generated from field: uint32 bytes = 2;
+   */
+  bytes: number;
+};
+
+/**
+ * Describes the message baton.v1.PrefixMark.
+ * Use `create(PrefixMarkSchema)` to create a new message.
+ */
+export const PrefixMarkSchema: GenMessage<PrefixMark> = /*@__PURE__*/
+  messageDesc(file_baton_v1_router, 1);
 
 /**
  * PlanRouteRequest asks for a plan.
@@ -176,7 +212,7 @@ export type PlanRouteRequest = Message<"baton.v1.PlanRouteRequest"> & {
  * Use `create(PlanRouteRequestSchema)` to create a new message.
  */
 export const PlanRouteRequestSchema: GenMessage<PlanRouteRequest> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 1);
+  messageDesc(file_baton_v1_router, 2);
 
 /**
  * PlanRouteResponse is a plan, or what is missing for one.
@@ -213,7 +249,7 @@ export type PlanRouteResponse = Message<"baton.v1.PlanRouteResponse"> & {
  * Use `create(PlanRouteResponseSchema)` to create a new message.
  */
 export const PlanRouteResponseSchema: GenMessage<PlanRouteResponse> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 2);
+  messageDesc(file_baton_v1_router, 3);
 
 /**
  * NeedPromptTokens asks the caller to tokenise the prompt and to call PlanRoute again with the ids and the same
@@ -242,7 +278,7 @@ export type NeedPromptTokens = Message<"baton.v1.NeedPromptTokens"> & {
  * Use `create(NeedPromptTokensSchema)` to create a new message.
  */
 export const NeedPromptTokensSchema: GenMessage<NeedPromptTokens> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 3);
+  messageDesc(file_baton_v1_router, 4);
 
 /**
  * Target is an instance as a plan refers to it.
@@ -284,6 +320,13 @@ export type Target = Message<"baton.v1.Target"> & {
    * @generated from field: baton.v1.KvSettings kv = 5;
    */
   kv?: KvSettings | undefined;
+
+  /**
+   * Data parallel rank of the engine that is to serve the leg; unset where the engine has one rank, or chooses itself.
+   *
+   * @generated from field: optional uint32 data_parallel_rank = 6;
+   */
+  dataParallelRank?: number | undefined;
 };
 
 /**
@@ -291,7 +334,7 @@ export type Target = Message<"baton.v1.Target"> & {
  * Use `create(TargetSchema)` to create a new message.
  */
 export const TargetSchema: GenMessage<Target> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 4);
+  messageDesc(file_baton_v1_router, 5);
 
 /**
  * PrefillHandle is the handle of an earlier turn, ready for the prefill leg.
@@ -368,7 +411,7 @@ export type PrefillHandle = Message<"baton.v1.PrefillHandle"> & {
  * Use `create(PrefillHandleSchema)` to create a new message.
  */
 export const PrefillHandleSchema: GenMessage<PrefillHandle> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 5);
+  messageDesc(file_baton_v1_router, 6);
 
 /**
  * CandidateVerdict says why an instance was not chosen.
@@ -391,11 +434,18 @@ export type CandidateVerdict = Message<"baton.v1.CandidateVerdict"> & {
   role: Role;
 
   /**
-   * Why it lost, a snake_case word such as "draining", "model", "excluded" or "not_picked".
+   * Why it lost, a snake_case word such as "draining", "model", "excluded", "incompatible_version" or "not_picked".
    *
    * @generated from field: string reason = 3;
    */
   reason: string;
+
+  /**
+   * What the reason rests on, for people; only a dry run tells it.
+   *
+   * @generated from field: string detail = 4;
+   */
+  detail: string;
 };
 
 /**
@@ -403,7 +453,7 @@ export type CandidateVerdict = Message<"baton.v1.CandidateVerdict"> & {
  * Use `create(CandidateVerdictSchema)` to create a new message.
  */
 export const CandidateVerdictSchema: GenMessage<CandidateVerdict> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 6);
+  messageDesc(file_baton_v1_router, 7);
 
 /**
  * Plan is the decision of the router for one request.
@@ -508,7 +558,7 @@ export type Plan = Message<"baton.v1.Plan"> & {
  * Use `create(PlanSchema)` to create a new message.
  */
 export const PlanSchema: GenMessage<Plan> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 7);
+  messageDesc(file_baton_v1_router, 8);
 
 /**
  * LegReport is how one leg of a plan went.
@@ -578,7 +628,7 @@ export type LegReport = Message<"baton.v1.LegReport"> & {
  * Use `create(LegReportSchema)` to create a new message.
  */
 export const LegReportSchema: GenMessage<LegReport> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 8);
+  messageDesc(file_baton_v1_router, 9);
 
 /**
  * ReportOutcomeRequest tells how the legs of a plan went.
@@ -677,7 +727,7 @@ export type ReportOutcomeRequest = Message<"baton.v1.ReportOutcomeRequest"> & {
  * Use `create(ReportOutcomeRequestSchema)` to create a new message.
  */
 export const ReportOutcomeRequestSchema: GenMessage<ReportOutcomeRequest> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 9);
+  messageDesc(file_baton_v1_router, 10);
 
 /**
  * PlanContext lets a router finish a plan that another router made, or that it made before it was restarted.
@@ -705,7 +755,7 @@ export type PlanContext = Message<"baton.v1.PlanContext"> & {
  * Use `create(PlanContextSchema)` to create a new message.
  */
 export const PlanContextSchema: GenMessage<PlanContext> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 10);
+  messageDesc(file_baton_v1_router, 11);
 
 /**
  * ReportOutcomeResponse acknowledges a report.
@@ -727,7 +777,7 @@ export type ReportOutcomeResponse = Message<"baton.v1.ReportOutcomeResponse"> & 
  * Use `create(ReportOutcomeResponseSchema)` to create a new message.
  */
 export const ReportOutcomeResponseSchema: GenMessage<ReportOutcomeResponse> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 11);
+  messageDesc(file_baton_v1_router, 12);
 
 /**
  * ExplainRouteRequest asks what PlanRoute would answer.
@@ -762,7 +812,7 @@ export type ExplainRouteRequest = Message<"baton.v1.ExplainRouteRequest"> & {
  * Use `create(ExplainRouteRequestSchema)` to create a new message.
  */
 export const ExplainRouteRequestSchema: GenMessage<ExplainRouteRequest> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 12);
+  messageDesc(file_baton_v1_router, 13);
 
 /**
  * ExplainRouteResponse is the answer of a dry run.
@@ -783,7 +833,7 @@ export type ExplainRouteResponse = Message<"baton.v1.ExplainRouteResponse"> & {
  * Use `create(ExplainRouteResponseSchema)` to create a new message.
  */
 export const ExplainRouteResponseSchema: GenMessage<ExplainRouteResponse> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 13);
+  messageDesc(file_baton_v1_router, 14);
 
 /**
  * PlanMode is how a request is served.
