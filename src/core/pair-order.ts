@@ -55,6 +55,6 @@ function ordered(
 
 function verdicts(all: readonly Instance[], role: Role, isGood: (instance: Instance) => boolean): readonly Verdict[] {
   return all.flatMap((instance) =>
-    isGood(instance) ? [] : [{ instanceId: instance.id, role, reason: 'pair_breaker_open' }],
+    isGood(instance) ? [] : [{ instanceId: instance.id, role, reason: 'pair_breaker_open', detail: '' }],
   );
 }
