@@ -64,6 +64,9 @@ function readLease(lease: Duration | undefined): number {
   return ms;
 }
 
+const MAX_WEIGHT = 1000;
+const MAX_RANKS = 4096;
+
 function readSpec(instance: Instance, connectors: readonly string[]): InstanceSpec {
   const { url, id } = readUrl(instance);
   const role = ROLES.get(instance.role);
@@ -75,6 +78,14 @@ function readSpec(instance: Instance, connectors: readonly string[]): InstanceSp
     throw invalidField('instance.connector', `${what}: one of ${connectors.join(', ')}`);
   }
   const kv = instance.kv;
+  const { weight } = instance;
+  if (weight !== undefined && !(weight > 0 && weight <= MAX_WEIGHT)) {
+    throw invalidField('instance.weight', `must be above 0 and at most ${MAX_WEIGHT}`);
+  }
+  const dataParallelSize = instance.engine?.dataParallelSize ?? 0;
+  if (dataParallelSize > MAX_RANKS) {
+    throw invalidField('instance.engine.data_parallel_size', `must be at most ${MAX_RANKS}`);
+  }
   return {
     id,
     url,
@@ -86,6 +97,8 @@ function readSpec(instance: Instance, connectors: readonly string[]): InstanceSp
     decoderTtlMs: readBlocksTime('instance.kv.decoder_ttl', kv?.decoderTtl, DEFAULT_DECODER_TTL_MS),
     bidirectional: readChoice('instance.kv.bidirectional', kv?.bidirectional, ['auto', 'on', 'off']),
     loadFailurePolicy: readChoice('instance.kv.load_failure_policy', kv?.loadFailurePolicy, ['fail', 'recompute']),
+    ...(weight === undefined ? {} : { weight }),
+    ...(dataParallelSize === 0 ? {} : { dataParallelSize }),
   };
 }
 
