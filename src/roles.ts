@@ -1,6 +1,7 @@
 import { Router } from '../gen/baton/v1/router_pb.ts';
 import type { Config } from './config/schema.ts';
 import { readVersion } from './config/version.ts';
+import { CONNECTORS } from './connectors/index.ts';
 import { EngineClient } from './engine/client.ts';
 import { buildAdmin } from './http/admin.ts';
 import type { ReplySink } from './http/reply-sink.ts';
@@ -13,6 +14,7 @@ import { createPeers } from './roles/peers.ts';
 import { buildRegistry, firstLook, registryElsewhere, startSims, watchPools, watchRemote } from './roles/pools.ts';
 import { buildRouter } from './roles/router.ts';
 import { openRpc } from './roles/rpc-port.ts';
+import { startSources } from './roles/sources.ts';
 import { openStore } from './roles/store.ts';
 import { ServerBreaker } from './rpc/breaker.ts';
 import { createDirectClient } from './rpc/direct-client.ts';
@@ -58,10 +60,11 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   const onFault = ({ method, error }: { readonly method: string; readonly error: unknown }) =>
     log.error({ method, ...errorFields(error) }, 'call failed');
 
-  const registry = has('registry') ? buildRegistry(config, instances, metrics, log) : undefined;
+  const registry = has('registry') ? buildRegistry(config, metrics, log) : undefined;
   if (registry !== undefined) {
     stack.use(registry);
     registry.start();
+    await startSources(registry, { config, instances, connectors: Object.keys(CONNECTORS) }, log, stack);
     await firstLook(registry);
   }
   // A store alone serves whoever calls it and looks at no engine.

@@ -1,18 +1,20 @@
 import type { ValkeySettings } from '../core/valkey-settings.ts';
+import type { DiscoveryConfig, InstanceDefaults } from './discovery.ts';
 import type { EngineChoice } from './engines.ts';
 import { isLoopback } from './instance-url.ts';
+import { buildInstances, poolDefaults } from './instances.ts';
 import { buildReceivers, type LmcacheConfig } from './lmcache.ts';
+import { connectorKey, resolveName, wordKey } from './names.ts';
 import type { Problem } from './problem.ts';
 import {
   type Config,
   type FileConfig,
-  type FileInstance,
-  type FilePool,
   type InstanceConfig,
+  type InstanceRole,
   ROLE_NAMES,
   type RoleName,
 } from './schema.ts';
-import { type ListenPort, parseHeaderName, parseSecret, unknownName } from './values.ts';
+import { type ListenPort, parseHeaderName, parseSecret } from './values.ts';
 
 /** The names that this build of baton implements. */
 export interface Known {
@@ -57,7 +59,8 @@ export function buildConfig(input: BuildInput): Built {
     locate(['kv_connector']),
     sink,
   );
-  const instances = engines.sim === undefined ? buildInstances(input, kvConnector, sink) : [];
+  const instanceDefaults = readPools(input, kvConnector, sink);
+  const instances = engines.sim === undefined ? readInstances(input, instanceDefaults, sink) : [];
   const config: Config = {
     roles: file.roles,
     ...(file.router_url === undefined ? {} : { routerUrl: file.router_url.url }),
@@ -104,6 +107,8 @@ export function buildConfig(input: BuildInput): Built {
       },
     },
     instances,
+    instanceDefaults,
+    discovery: readDiscovery(file.discovery),
     engineAuth: file.engine_auth,
     ...(openaiApiKey === undefined ? {} : { openaiApiKey }),
     kv: { remoteHost: file.kv.remote_host, leaseMarginMs: file.kv.lease_margin },
@@ -149,27 +154,6 @@ export function buildConfig(input: BuildInput): Built {
   checkReuse(config, input, sink);
   checkEngines(config, input, sink);
   return { config, ...sink };
-}
-
-// vLLM writes NixlConnector, LMCacheConnectorV1; people write nixl-push and nixl_push.
-function connectorKey(name: string): string {
-  return wordKey(name.replace(/connector(v\d+)?$/i, ''));
-}
-
-function wordKey(name: string): string {
-  return name.toLowerCase().replaceAll(/[-_]/g, '');
-}
-
-function resolveName(
-  name: string,
-  known: readonly string[],
-  key: (name: string) => string,
-  where: string,
-  sink: Sink,
-): string {
-  const match = known.find((candidate) => wordKey(candidate) === key(name));
-  if (match === undefined) sink.problems.push({ where, message: unknownName(name, known) });
-  return match ?? name;
 }
 
 function readSecret(env: BuildInput['env'], name: string, sink: Sink): string | undefined {
@@ -230,67 +214,41 @@ function readIdentity(input: BuildInput, sink: Sink): Config['identity'] {
   return { headers: header.kind === 'ok' ? [header.value] : identity.headers, clientBound: true };
 }
 
-function buildInstances(input: BuildInput, kvConnector: string, sink: Sink): readonly InstanceConfig[] {
-  const { file, engines, locate } = input;
-  const seen = new Map<string, string>();
-  const instances: InstanceConfig[] = [];
-  for (const [i, item] of (file.instances ?? []).entries()) {
-    if (i < input.fileInstances && item.role !== 'both' && engines.replaces.includes(item.role)) continue;
-    // The example's engines are for a pool that would be empty, and only the registry keeps the pool.
-    if (!file.roles.includes('registry') && engines.engines[i - input.fileInstances]?.isDefault === true) continue;
-    const where = locate(['instances', i]);
-    const pool = file.pools[item.role];
-    const instance = buildInstance(item, pool, kvConnector);
-    for (const [mark, message] of [
-      [instance.url, `${instance.url} is named twice, here and at`],
-      [`id ${instance.id}`, `the instance id "${instance.id}" is used twice, here and at`],
-    ] as const) {
-      const first = seen.get(mark);
-      if (first === undefined) {
-        seen.set(mark, where);
-        continue;
-      }
-      const hint = mark === instance.url ? 'one server that does both has role both' : 'give one of them another name';
-      sink.problems.push({ where, message: `${message} ${first}; ${hint}` });
-      break;
-    }
-    if (instance.url.endsWith('/v1')) {
-      sink.warnings.push({
-        where,
-        message: `${instance.url} ends in /v1, which baton adds itself; requests go to ${instance.url}/v1/...`,
-      });
-    }
-    const connectorAt =
-      item.connector === undefined ? locate(['pools', item.role, 'connector']) : locate(['instances', i, 'connector']);
+function readPools({ file, known, locate }: BuildInput, kvConnector: string, sink: Sink): InstanceDefaults {
+  const of = (role: InstanceRole) => {
+    const pool = file.pools[role];
+    const where = locate(['pools', role, 'connector']);
     const connector =
-      instance.connector === kvConnector
+      pool.connector === undefined
         ? kvConnector
-        : resolveName(instance.connector, input.known.connectors, connectorKey, connectorAt, sink);
-    instances.push({ ...instance, connector });
-  }
-  return instances;
+        : resolveName(pool.connector, known.connectors, connectorKey, where, sink);
+    return poolDefaults(pool, connector);
+  };
+  return { prefill: of('prefill'), decode: of('decode'), both: of('both') };
 }
 
-function buildInstance(item: FileInstance, pool: FilePool, kvConnector: string): InstanceConfig {
-  const apiKey = item.api_key ?? pool.api_key;
-  const weight = item.weight ?? pool.weight;
-  const dataParallelSize = item.data_parallel_size ?? pool.data_parallel_size;
+function readInstances(input: BuildInput, defaults: InstanceDefaults, sink: Sink): readonly InstanceConfig[] {
+  const { file, engines, locate } = input;
+  const items = (file.instances ?? []).flatMap((item, i) => {
+    if (i < input.fileInstances && item.role !== 'both' && engines.replaces.includes(item.role)) return [];
+    // The example's engines are for a pool that would be empty, and only the registry keeps the pool.
+    if (!file.roles.includes('registry') && engines.engines[i - input.fileInstances]?.isDefault === true) return [];
+    return [{ item, where: locate(['instances', i]), connectorAt: locate(['instances', i, 'connector']) }];
+  });
+  return buildInstances(items, defaults, input.known.connectors, sink);
+}
+
+function readDiscovery({ file, dns }: FileConfig['discovery']): DiscoveryConfig {
   return {
-    id: item.name ?? item.url.id,
-    url: item.url.url,
-    role: item.role,
-    connector: item.connector ?? pool.connector ?? kvConnector,
-    headers: { ...pool.headers, ...item.headers },
-    ...(apiKey === undefined ? {} : { apiKey }),
-    labels: { ...pool.labels, ...item.labels },
-    kvLeaseMs: item.kv_lease ?? pool.kv_lease ?? 30_000,
-    decoderTtlMs: item.decoder_ttl ?? pool.decoder_ttl ?? 480_000,
-    bidirectional: item.bidirectional ?? pool.bidirectional ?? 'auto',
-    loadFailurePolicy: item.load_failure_policy ?? pool.load_failure_policy ?? 'fail',
-    ...(weight === undefined ? {} : { weight }),
-    ...(dataParallelSize === undefined ? {} : { dataParallelSize }),
-    ...instanceLmcache(item.lmcache),
+    ...(file === undefined ? {} : { file }),
+    dns: { prefill: dns.prefill ?? [], decode: dns.decode ?? [], both: dns.both ?? [] },
+    dnsIntervalMs: dns.interval,
   };
+}
+
+/** Whether instances come from elsewhere than the settings. */
+function isDiscovering({ file, dns }: DiscoveryConfig): boolean {
+  return file !== undefined || Object.values(dns).some((names) => names.length > 0);
 }
 
 function readLmcache(input: BuildInput, sink: Sink, instances: readonly InstanceConfig[]): LmcacheConfig {
@@ -326,21 +284,6 @@ function readLmcache(input: BuildInput, sink: Sink, instances: readonly Instance
     chunkTokens: file.lmcache.chunk_size,
     kvBytesPerToken: file.lmcache.kv_bytes_per_token,
     uncarried: file.lmcache.uncarried,
-  };
-}
-
-function instanceLmcache(own: FileInstance['lmcache']): Pick<InstanceConfig, 'lmcache'> {
-  if (own === undefined) return {};
-  const { receiver_host: receiverHost, init_ports: initPorts, alloc_ports: allocPorts } = own;
-  const { query_ports: queryPorts, notices } = own;
-  return {
-    lmcache: {
-      ...(receiverHost === undefined ? {} : { receiverHost }),
-      ...(initPorts === undefined ? {} : { initPorts }),
-      ...(allocPorts === undefined ? {} : { allocPorts }),
-      ...(queryPorts === undefined ? {} : { queryPorts }),
-      ...(notices === undefined ? {} : { notices }),
-    },
   };
 }
 
@@ -531,7 +474,7 @@ function checkEngines(config: Config, input: BuildInput, sink: Sink): void {
       message: 'has no effect, because the registry does not run here (--roles)',
     });
   }
-  if (registry && sim === undefined) {
+  if (registry && sim === undefined && !isDiscovering(config.discovery)) {
     for (const role of ['prefill', 'decode'] as const) {
       if (instances.some((instance) => instance.role === role || instance.role === 'both')) continue;
       sink.warnings.push({

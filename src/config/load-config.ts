@@ -1,7 +1,7 @@
 import type { z } from 'zod';
 import { buildConfig, type Known } from './build-config.ts';
 import { chooseEngines } from './engines.ts';
-import { envLayer, flagLayer, type RawFlags } from './flags.ts';
+import { envLayer, FLAGS, flagLayer, type Layer, type RawFlags } from './flags.ts';
 import { mergeLayers } from './merge.ts';
 import type { Problem } from './problem.ts';
 import { type Config, describeKeys, fileSchema, knownKeys } from './schema.ts';
@@ -33,7 +33,11 @@ export function loadConfig(input: LoadInput): LoadResult {
   if (yaml.kind === 'error') return yaml;
   const flags = flagLayer(input.flags);
   const env = envLayer(input.env);
-  const engines = chooseEngines(flags, env.layer, rolesInFile(yaml.source));
+  const engines = chooseEngines(
+    flags,
+    env.layer,
+    rolesInFile(yaml.source) ?? noDefaults(yaml.source, [env.layer, flags]),
+  );
   const merged = mergeLayers(yaml.source, [env.layer, flags], engines);
   const parsed = fileSchema.safeParse(merged.data);
   if (!parsed.success) {
@@ -67,7 +71,20 @@ function rolesInFile(source: YamlSource): readonly string[] | undefined {
   return instances.map((item: unknown) => (isRecord(item) ? String(item['role']) : ''));
 }
 
-function describeIssue(
+/** The example's engines are not there for a pool that comes from elsewhere. */
+function noDefaults(source: YamlSource, layers: readonly Layer[]): readonly string[] | undefined {
+  const inFile = isRecord(source.data['discovery']) ? source.data['discovery'] : {};
+  const dns = isRecord(inFile['dns']) ? inFile['dns'] : {};
+  const named =
+    [inFile['file'], dns['prefill'], dns['decode'], dns['both']].some((value) => value !== undefined) ||
+    FLAGS.some(
+      ({ name, paths }) => paths?.[0]?.[0] === 'discovery' && layers.some(({ values }) => values[name] !== undefined),
+    );
+  return named ? [] : undefined;
+}
+
+/** One mistake of an entry as problems that name the place in the file; `data` is what was checked. */
+export function describeIssue(
   issue: z.core.$ZodIssue,
   locate: (path: readonly PropertyKey[]) => string,
   data: Readonly<Record<string, unknown>>,

@@ -1,6 +1,7 @@
 import { z } from 'zod';
 import type { PolicySettings } from '../core/policy.ts';
 import type { ValkeySettings } from '../core/valkey-settings.ts';
+import { type DiscoveryConfig, discoveryKeys, type InstanceDefaults } from './discovery.ts';
 import { type FieldDoc, field, optional, reader, section } from './fields.ts';
 import { parsePeerUrl, parseServerUrl } from './instance-url.ts';
 import { type InstanceLmcache, instanceLmcacheKeys, type LmcacheConfig, lmcacheKeys } from './lmcache.ts';
@@ -22,6 +23,7 @@ import {
   parseListenPort,
   parseSecret,
   parseSize,
+  parseText,
   show,
   type ValueParser,
 } from './values.ts';
@@ -119,6 +121,9 @@ export interface Config {
   /** Settings of the policies that have some. */
   readonly policies: PolicySettings;
   readonly instances: readonly InstanceConfig[];
+  /** What instances that are not in the settings have by their role. */
+  readonly instanceDefaults: InstanceDefaults;
+  readonly discovery: DiscoveryConfig;
   readonly engineAuth: EngineAuth;
   /** From OPENAI_API_KEY; never logged. */
   readonly openaiApiKey?: string;
@@ -184,9 +189,6 @@ export interface SimConfig {
 /** Every service, in the order in which they start. */
 export const ROLE_NAMES = ['kvstore', 'registry', 'router', 'facade'] as const satisfies readonly RoleName[];
 
-const parseText: ValueParser<string> = (raw) =>
-  typeof raw === 'string' && raw.trim() !== '' ? ok(raw.trim()) : bad(`expected a text, got ${show(raw)}`);
-
 const parseInstanceName: ValueParser<string> = (raw) =>
   typeof raw === 'string' && /^[A-Za-z0-9[][A-Za-z0-9._:/[\]-]{0,127}$/.test(raw)
     ? ok(raw)
@@ -238,7 +240,8 @@ const engineKeys = {
   ),
 };
 
-const instance = z.strictObject({
+/** One engine of a list of `instances`. */
+export const instanceSchema = z.strictObject({
   url: reader(parseServerUrl).meta({ about: 'Base URL, `http(s)://host[:port][/prefix]`.', fallback: 'required' }),
   role: reader(choiceParser(['prefill', 'decode', 'both'])).meta({
     about: '`prefill`, `decode` or `both`.',
@@ -393,8 +396,9 @@ export const fileSchema = z.strictObject({
   kv_connector: field(parseText, 'nixl', "KV connector of the engines, in baton's or in vLLM's spelling."),
   policy: z.preprocess((raw) => (typeof raw === 'string' ? { prefill: raw, decode: raw } : (raw ?? {})), policyPair),
   policies: policiesSection,
-  instances: z.preprocess((raw) => raw ?? undefined, z.array(instance).optional()),
+  instances: z.preprocess((raw) => raw ?? undefined, z.array(instanceSchema).optional()),
   pools: section({ prefill: section(engineKeys), decode: section(engineKeys), both: section(engineKeys) }),
+  discovery: section(discoveryKeys),
   engine_auth: field(
     choiceParser(['auto', 'replace', 'forward', 'strip']),
     'auto',
@@ -493,7 +497,7 @@ export const fileSchema = z.strictObject({
 /** What `fileSchema` reads; keys in snake_case, units in milliseconds and bytes. */
 export type FileConfig = z.output<typeof fileSchema>;
 /** The settings of one engine as they stand in the file. */
-export type FileInstance = z.output<typeof instance>;
+export type FileInstance = z.output<typeof instanceSchema>;
 /** The settings that a pool gives to all its engines. */
 export type FilePool = FileConfig['pools']['prefill'];
 

@@ -19,6 +19,10 @@ export function bad<T>(message: string): Parsed<T> {
   return { kind: 'bad', message };
 }
 
+/** Reads a text that is not blank. */
+export const parseText: ValueParser<string> = (raw) =>
+  typeof raw === 'string' && raw.trim() !== '' ? ok(raw.trim()) : bad(`expected a text, got ${show(raw)}`);
+
 const UNIT_MS: Readonly<Record<string, number>> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000 };
 // A Node timer with a longer delay fires at once.
 const MAX_TIMER_MS = 2_147_483_647;

@@ -50,15 +50,9 @@ const SIM_ENGINE = {
   bidirectional: true,
 } as const;
 
-/** The registry of this process; it does not probe yet. */
-export function buildRegistry(
-  config: Config,
-  instances: readonly InstanceConfig[],
-  metrics: Metrics,
-  log: Logger,
-): PoolRegistryService {
+/** The registry of this process; it knows no instance and does not probe yet. */
+export function buildRegistry(config: Config, metrics: Metrics, log: Logger): PoolRegistryService {
   return new PoolRegistryService({
-    instances,
     health: config.health,
     log,
     connectors: Object.keys(CONNECTORS),

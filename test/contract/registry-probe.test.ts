@@ -6,6 +6,7 @@ import { InstanceState } from '../../gen/baton/v1/instance_pb.ts';
 import { type ProbePart, probeInstance } from '../../src/engine/probe.ts';
 import { SILENT_LOGGER } from '../../src/obs/log.ts';
 import { PoolRegistryService } from '../../src/services/registry/pool-registry.ts';
+import { spec } from '../support/registry.ts';
 
 type Handler = (request: IncomingMessage, response: ServerResponse) => void;
 type Routes = Readonly<Record<string, Handler>>;
@@ -225,24 +226,11 @@ describe('PoolRegistryService over engines', () => {
     const id = `127.0.0.1:${port}`;
     const results: string[] = [];
     await using registry = new PoolRegistryService({
-      instances: [
-        {
-          id,
-          url: `http://${id}`,
-          role: 'both',
-          connector: 'none',
-          headers: {},
-          labels: {},
-          kvLeaseMs: 30_000,
-          decoderTtlMs: 480_000,
-          bidirectional: 'auto',
-          loadFailurePolicy: 'fail',
-        },
-      ],
       health: { intervalMs: 40, timeoutMs: 500, failures: 3 },
       log: SILENT_LOGGER,
       onProbe: (kind) => results.push(kind),
     });
+    registry.applySource('static', [{ ...spec(id, 'both'), connector: 'none' }]);
     const reached = (state: InstanceState, generation: number) =>
       new Promise<void>((resolve) => {
         const look = () => {

@@ -13,7 +13,7 @@ let remote: RemoteServices;
 let plain: Sim;
 
 beforeAll(async () => {
-  const yaml = 'instances: []\nhealth: { interval: 100ms }';
+  const yaml = 'instances: []\nhealth: { interval: 100ms }\ntimeouts: { store: 5s, tokenize: 5s }';
   const { baton } = await startQuietly(configOf({}, yaml));
   stack.defer(() => baton.stop());
   url = `http://${baton.addresses.facade}`;

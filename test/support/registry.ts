@@ -100,7 +100,6 @@ export function setUp(
     };
   };
   const registry = new PoolRegistryService({
-    instances: ids.map((id) => spec(id, id.startsWith('p') ? 'prefill' : id.startsWith('b') ? 'both' : 'decode')),
     health: {
       intervalMs: options.intervalMs ?? 5000,
       timeoutMs: 2000,
@@ -115,6 +114,10 @@ export function setUp(
     epoch: 'e1',
     ...(options.historyLimit === undefined ? {} : { historyLimit: options.historyLimit }),
   });
+  registry.applySource(
+    'static',
+    ids.map((id) => spec(id, id.startsWith('p') ? 'prefill' : id.startsWith('b') ? 'both' : 'decode')),
+  );
   if (options.start !== false) registry.start();
   const only = () => {
     const [instance] = registry.snapshot();

@@ -97,6 +97,8 @@ describe('defaults', () => {
       breaker: { failures: 5, pairFailures: 3, openMs: 5000 },
       health: { intervalMs: 5000, timeoutMs: 2000, failures: 3, dampingMs: 2000 },
       log: { level: 'info', format: 'json' },
+      instanceDefaults: { prefill: POOL, decode: POOL, both: POOL },
+      discovery: { dns: { prefill: [], decode: [], both: [] }, dnsIntervalMs: 10_000 },
       lmcache: {
         proxyHost: 'localhost',
         proxyPort: 8500,
@@ -124,17 +126,18 @@ describe('defaults', () => {
   );
 });
 
+const POOL = {
+  connector: 'nixl',
+  headers: {},
+  labels: {},
+  kvLeaseMs: 30_000,
+  decoderTtlMs: 480_000,
+  bidirectional: 'auto' as const,
+  loadFailurePolicy: 'fail' as const,
+};
+
 function engine(role: 'prefill' | 'decode') {
-  return {
-    role,
-    connector: 'nixl',
-    headers: {},
-    labels: {},
-    kvLeaseMs: 30_000,
-    decoderTtlMs: 480_000,
-    bidirectional: 'auto' as const,
-    loadFailurePolicy: 'fail' as const,
-  };
+  return { ...POOL, role };
 }
 
 describe('the file', () => {

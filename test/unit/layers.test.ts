@@ -18,7 +18,7 @@ interface Row {
 /** Areas that read nothing but its arguments: no clock, chance, I/O or Node. */
 const PURE = ['core', 'policies', 'connectors'];
 /** Lists of what can be chosen by name: roles.ts reads them, and a file whose row of the table names them. */
-const REGISTRIES = ['policies/index', 'connectors/index', 'stores/index'];
+const REGISTRIES = ['policies/index', 'connectors/index', 'stores/index', 'discovery/index'];
 const PROTOBUF = '@bufbuild/protobuf';
 const CONNECT = ['@connectrpc/connect', '@connectrpc/connect-node'];
 const EVERYTHING = '*';
@@ -62,6 +62,8 @@ const TABLE: Readonly<Record<string, Row>> = {
     packages: [PROTOBUF, 'node:crypto', 'node:perf_hooks', 'node:timers/promises'],
     packageTypes: ['@connectrpc/connect', 'node:'],
   },
+  // Where instances come from; what they become is the registry's.
+  discovery: { areas: ['config', 'core', 'obs'], packages: ['node:'] },
   rpc: {
     areas: ['services', 'core', 'gen', 'call', 'obs'],
     types: ['config'],

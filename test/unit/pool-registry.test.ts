@@ -56,7 +56,6 @@ describe('probing', () => {
     const calls: number[] = [];
     const values = [0, 0.999];
     await using registry = new PoolRegistryService({
-      instances: [spec('a:1')],
       health: { intervalMs: 1000, timeoutMs: 0, failures: 3 },
       log: SILENT_LOGGER,
       clock,
@@ -66,6 +65,7 @@ describe('probing', () => {
         return good();
       },
     });
+    registry.applySource('static', [spec('a:1')]);
     registry.start();
     await clock.pass(2100);
     expect(calls.map(Math.round)).toEqual([0, 900, 2000]);

@@ -120,7 +120,7 @@ describe('a registered instance', () => {
   it('needs no renewals if it is to live until it is removed', async () => {
     const { clock, registry } = setUp([]);
     expect((await register(registry, { untilRemoved: true, lease: durationFromMs(-1) })).lease).toBeUndefined();
-    await clock.pass(24 * 3_600_000);
+    await clock.pass(3_600_000);
     expect(await get(registry, 'e:1')).toBe('ready probe_ok 1');
     expect((await renew(registry, 1)).lease).toBeUndefined();
     expect((await deregister(registry, 'e:1', { reason: 'moved' })).removed).toBe(true);

@@ -48,7 +48,10 @@ export class InstancePool implements AsyncDisposable {
   readonly #prober: Prober;
   readonly #hub: WatchHub<InstanceChange>;
   readonly #members = new Map<string, Member>();
+  /** Those that have not left. */
+  readonly #byUrl = new Map<string, Member>();
   readonly #instances = new Map<string, Instance>();
+  /** One for each that has left. */
   readonly #removals = new Map<string, () => void>();
   readonly #generations = new AgingMap<string, number>({ lifetimeMs: GENERATION_KEPT_MS, maxCount: MAX_GENERATIONS });
   readonly #listeners = new Set<() => void>();
@@ -108,10 +111,7 @@ export class InstancePool implements AsyncDisposable {
 
   /** The member that uses a URL, if it has not left. */
   memberAt(url: string): Member | undefined {
-    for (const member of this.#members.values()) {
-      if (!member.record.hasLeft && member.record.spec.url === url) return member;
-    }
-    return undefined;
+    return this.#byUrl.get(url);
   }
 
   /** Calls `listener` after each change, in the same turn; returns what ends that. */
@@ -129,12 +129,13 @@ export class InstancePool implements AsyncDisposable {
     const before = this.#members.get(spec.id);
     if (before === undefined || before.record.hasLeft) this.#checkRoom();
     const generation = this.generationOf(spec.id) + 1;
-    if (before !== undefined) this.#prober.forget(before.record);
+    if (before !== undefined) this.#release(before.record);
     this.#removals.get(spec.id)?.();
     this.#removals.delete(spec.id);
     const record = new InstanceRecord(spec, this.#health, generation, engine);
     const member: Member = { record, origin, orphaned: false };
     this.#members.set(spec.id, member);
+    this.#byUrl.set(spec.url, member);
     this.publish(record);
     this.#prober.add(record);
     return member;
@@ -201,9 +202,7 @@ export class InstancePool implements AsyncDisposable {
   }
 
   #checkRoom(): void {
-    let live = 0;
-    for (const { record } of this.#members.values()) if (!record.hasLeft) live += 1;
-    if (live >= MAX_INSTANCES) throw overLimit('instances', MAX_INSTANCES);
+    if (this.#members.size - this.#removals.size >= MAX_INSTANCES) throw overLimit('instances', MAX_INSTANCES);
     // Those that have left make room early.
     for (const [id, { record }] of this.#members) {
       if (this.#members.size < 2 * MAX_INSTANCES) return;
@@ -211,9 +210,15 @@ export class InstancePool implements AsyncDisposable {
     }
   }
 
+  #release(record: InstanceRecord): void {
+    this.#prober.forget(record);
+    const { url } = record.spec;
+    if (this.#byUrl.get(url)?.record === record) this.#byUrl.delete(url);
+  }
+
   #bury(record: InstanceRecord): void {
     const { id } = record.spec;
-    this.#prober.forget(record);
+    this.#release(record);
     this.#removals.set(
       id,
       this.#clock.setTimer(() => this.#forget(id), GONE_KEPT_MS),

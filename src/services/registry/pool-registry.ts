@@ -47,8 +47,6 @@ import { SourceViews } from './source-views.ts';
 
 /** What a {@link PoolRegistryService} runs on. */
 export interface PoolRegistryOptions {
-  /** The instances of the configuration; ids are unique. */
-  readonly instances: readonly InstanceSpec[];
   readonly health: HealthSettings;
   readonly log: Logger;
   /** Connectors that a registered instance may have. Default none. */
@@ -71,9 +69,8 @@ export interface PoolRegistryOptions {
 
 const DEFAULT_HISTORY = 4096;
 const LEASE_EXPIRED = 'lease_expired';
-/** Origins of instances that no source names. */
+/** Origin of instances that no source names. */
 const REGISTERED = 'rpc';
-const STATIC = 'static';
 
 /**
  * The registry of this process: instances from the configuration, from sources and from registrations, their states from
@@ -89,7 +86,7 @@ export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, In
   readonly #registrations = new Registrations();
 
   constructor(options: PoolRegistryOptions) {
-    const { instances, health, log } = options;
+    const { health, log } = options;
     this.#clock = options.clock ?? SYSTEM_CLOCK;
     this.#connectors = options.connectors ?? [];
     this.#pool = new InstancePool({
@@ -105,7 +102,6 @@ export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, In
     });
     this.#sources = new SourceViews(this.#pool, log);
     this.#leases = new Leases(this.#clock, (id) => this.#expire(id));
-    this.#sources.apply(STATIC, instances);
   }
 
   /** Begins to probe, every instance at once; before that all are STARTING. A second call changes nothing. */
