@@ -449,8 +449,8 @@ export class Players {
       if (sizes.size < texts.size) this.#lost.add(keyTextOf(key));
     }
     if (handed.length === 0) return;
-    // A restart is noticed after the outage, so an entry can go with it that no outage of this scene explains.
-    if (this.#world.options.outages) conversation.unseen.add('miss_owner_gone');
+    // Until the store was read just now: an owner may have gone after the reply.
+    if (this.#world.lostSince(scene.from)) conversation.unseen.add('miss_owner_gone');
     if (turns.length > 1) for (const outcome of ['miss_taken', 'miss_released']) conversation.unseen.add(outcome);
     const possible = [undefined, 'miss_no_handle', 'miss_unsupported_stream', 'miss_unverifiable', 'miss_unsupported'];
     conversation.lastLeft = new Set([...conversation.lastLeft, ...possible]);

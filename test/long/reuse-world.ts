@@ -166,6 +166,12 @@ export class World implements AsyncDisposable {
     return this.outages.filter((outage) => outage.from <= until && outage.until >= from);
   }
 
+  /** Whether baton may have found since `from` that a decode engine lost what it held; an outage lasts until it knows. */
+  lostSince(from: number): boolean {
+    const owners = new Set(this.harness.decode.map(({ url }) => new URL(url).host));
+    return this.outages.some(({ until: end, isLost, instance }) => isLost && end >= from && owners.has(instance));
+  }
+
   async metrics(): Promise<(name: string, label?: string) => number> {
     const text = await (await fetch(`${this.harness.adminUrl}/metrics`)).text();
     const lines = text.split('\n');
