@@ -10,8 +10,8 @@ const root = join(dirname(fileURLToPath(import.meta.url)), '..');
 const node = join(root, 'node_modules', '.bin', process.platform === 'win32' ? 'node.cmd' : 'node');
 /** Holds the digest of the lock file that the last successful installation was made from. */
 const stamp = join(root, 'node_modules', '.baton-setup');
-/** Oldest Node that runs the sources: it strips types without a flag and is in the range that undici asks for. */
-const OLDEST_NODE = [22, 19];
+/** Oldest Node that runs the sources: it strips types without a flag and knows `await using`. */
+const OLDEST_NODE = 24;
 
 function lockDigest() {
   return createHash('sha256')
@@ -58,16 +58,11 @@ function npmCi() {
   return spawnSync('npm', args, { ...options, shell: process.platform === 'win32' });
 }
 
-function systemNodeIsEnough() {
-  const [major = 0, minor = 0] = process.versions.node.split('.').map(Number);
-  return major > OLDEST_NODE[0] || (major === OLDEST_NODE[0] && minor >= OLDEST_NODE[1]);
-}
-
 /** The packed Node is built for glibc; where it does not start, a recent enough system Node takes its place on PATH. */
 function installedNodeRuns() {
   if (existsSync(node) && spawnSync(node, ['--version'], { shell: process.platform === 'win32' }).status === 0)
     return true;
-  if (!systemNodeIsEnough()) return false;
+  if (Number.parseInt(process.versions.node, 10) < OLDEST_NODE) return false;
   try {
     unlinkSync(node);
   } catch {
@@ -87,7 +82,7 @@ function main() {
   }
   if (!installedNodeRuns()) {
     process.stderr.write(
-      `baton setup: the Node that npm installed does not start and ${process.version} is older than ${OLDEST_NODE.join('.')}: install a newer Node\n`,
+      `baton setup: the Node that npm installed does not start and ${process.version} is older than ${OLDEST_NODE}: install a newer Node\n`,
     );
     return 1;
   }

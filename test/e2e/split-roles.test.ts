@@ -226,7 +226,11 @@ test('a store of its own: two facades give the handles back that nobody can use 
       prefill: pools.prefill.map(({ url }) => url),
       decode: pools.decode.map(({ url }) => url),
     },
-    'pools: { prefill: { bidirectional: on }, decode: { bidirectional: on } }',
+    [
+      'pools: { prefill: { bidirectional: on }, decode: { bidirectional: on } }',
+      // What is found must not depend on how busy the machine is.
+      'timeouts: { store: 10s }',
+    ].join('\n'),
   );
   const elsewhere = { 'router-url': `http://${router.rpc}`, 'kvstore-url': `http://${store.rpc}` };
   const facades = [await start({ roles: 'facade', ...elsewhere }), await start({ roles: 'facade', ...elsewhere })];
