@@ -143,7 +143,9 @@ describe.each(WORLDS.map((options) => ({ ...options, turns: Math.ceil(options.tu
       process.stdout.write(`${sums}\n`);
 
       // The run means something only if most of what it can meet was met.
-      expect(tally.exact, sums).toBeGreaterThan(options.turns * (options.outages ? 0.3 : 0.5));
+      // Of a slow machine's entries more are at the end of their time, where either may be.
+      const certain = options.outages ? 0.3 : options.faults > 0 ? 0.4 : 0.5;
+      expect(tally.exact, sums).toBeGreaterThan(options.turns * certain);
       if (options.turns < 1500) return;
       const { outcomes } = tally;
       for (const outcome of ['hit', 'hit_cut', 'miss_mismatch', 'miss_taken', 'miss_too_small', 'miss_expired']) {
