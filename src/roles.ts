@@ -1,4 +1,5 @@
 import { Router } from '../gen/baton/v1/router_pb.ts';
+import { remoteSources } from './config/discovery.ts';
 import type { Config } from './config/schema.ts';
 import { readVersion } from './config/version.ts';
 import { CONNECTORS } from './connectors/index.ts';
@@ -12,6 +13,7 @@ import { buildFirstToken, firstTokenConnector, openNotices } from './roles/first
 import { drain, listen } from './roles/listen.ts';
 import { createPeers } from './roles/peers.ts';
 import { buildRegistry, firstLook, registryElsewhere, startSims, watchPools, watchRemote } from './roles/pools.ts';
+import { keepRegistryState } from './roles/registry-state.ts';
 import { buildRouter } from './roles/router.ts';
 import { openRpc } from './roles/rpc-port.ts';
 import { startSources } from './roles/sources.ts';
@@ -64,6 +66,9 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   if (registry !== undefined) {
     stack.use(registry);
     registry.start();
+    if (config.registry.stateFile !== undefined) {
+      await keepRegistryState(registry, config.registry.stateFile, remoteSources(config.discovery), log, stack);
+    }
     await startSources(registry, { config, instances, connectors: Object.keys(CONNECTORS) }, log, stack);
     await firstLook(registry);
   }

@@ -1,5 +1,5 @@
 import type { ValkeySettings } from '../core/valkey-settings.ts';
-import type { DiscoveryConfig, InstanceDefaults } from './discovery.ts';
+import { type DiscoveryConfig, type InstanceDefaults, remoteSources } from './discovery.ts';
 import type { EngineChoice } from './engines.ts';
 import { isLoopback } from './instance-url.ts';
 import { buildInstances, poolDefaults } from './instances.ts';
@@ -109,6 +109,7 @@ export function buildConfig(input: BuildInput): Built {
     instances,
     instanceDefaults,
     discovery: readDiscovery(file.discovery),
+    registry: file.registry.state_file === undefined ? {} : { stateFile: file.registry.state_file },
     engineAuth: file.engine_auth,
     ...(openaiApiKey === undefined ? {} : { openaiApiKey }),
     kv: { remoteHost: file.kv.remote_host, leaseMarginMs: file.kv.lease_margin },
@@ -244,11 +245,6 @@ function readDiscovery({ file, dns }: FileConfig['discovery']): DiscoveryConfig 
     dns: { prefill: dns.prefill ?? [], decode: dns.decode ?? [], both: dns.both ?? [] },
     dnsIntervalMs: dns.interval,
   };
-}
-
-/** Whether instances come from elsewhere than the settings. */
-function isDiscovering({ file, dns }: DiscoveryConfig): boolean {
-  return file !== undefined || Object.values(dns).some((names) => names.length > 0);
 }
 
 function readLmcache(input: BuildInput, sink: Sink, instances: readonly InstanceConfig[]): LmcacheConfig {
@@ -455,6 +451,7 @@ const LMCACHE_FLAG_KEYS = [
 function checkEngines(config: Config, input: BuildInput, sink: Sink): void {
   const { instances, roles, sim } = config;
   const registry = roles.includes('registry');
+  const isDiscovering = config.discovery.file !== undefined || remoteSources(config.discovery).length > 0;
   if (sim !== undefined && !registry) {
     sink.problems.push({
       where: input.locate(['roles']),
@@ -474,7 +471,7 @@ function checkEngines(config: Config, input: BuildInput, sink: Sink): void {
       message: 'has no effect, because the registry does not run here (--roles)',
     });
   }
-  if (registry && sim === undefined && !isDiscovering(config.discovery)) {
+  if (registry && sim === undefined && !isDiscovering) {
     for (const role of ['prefill', 'decode'] as const) {
       if (instances.some((instance) => instance.role === role || instance.role === 'both')) continue;
       sink.warnings.push({

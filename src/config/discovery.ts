@@ -24,6 +24,11 @@ export interface DiscoveryConfig {
   readonly dnsIntervalMs: number;
 }
 
+/** Names of the sources in the settings that ask something over the network. */
+export function remoteSources({ dns }: DiscoveryConfig): readonly string[] {
+  return Object.values(dns).some((list) => list.length > 0) ? ['dns'] : [];
+}
+
 /** Reads `[http(s)://]name:port[/prefix]`, or `[http(s)://]_service._proto.name[/prefix]` for an SRV record. */
 export const parseDnsName: ValueParser<DnsName> = (raw) => {
   const text = typeof raw === 'string' ? raw.trim() : '';

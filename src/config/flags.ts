@@ -309,6 +309,14 @@ export const FLAGS: readonly FlagSpec[] = [
     about: 'keeps the entries of the memory store over a restart (none)',
   },
   {
+    name: 'registry-state',
+    kind: 'value',
+    value: 'file',
+    paths: [['registry', 'state_file']],
+    group: PROCESS,
+    about: 'keeps registered engines and drains over a restart (none)',
+  },
+  {
     name: 'log-level',
     kind: 'value',
     value: 'level',

@@ -124,6 +124,10 @@ export interface Config {
   /** What instances that are not in the settings have by their role. */
   readonly instanceDefaults: InstanceDefaults;
   readonly discovery: DiscoveryConfig;
+  readonly registry: {
+    /** File that keeps registered instances and drains over a restart. */
+    readonly stateFile?: string;
+  };
   readonly engineAuth: EngineAuth;
   /** From OPENAI_API_KEY; never logged. */
   readonly openaiApiKey?: string;
@@ -399,6 +403,13 @@ export const fileSchema = z.strictObject({
   instances: z.preprocess((raw) => raw ?? undefined, z.array(instanceSchema).optional()),
   pools: section({ prefill: section(engineKeys), decode: section(engineKeys), both: section(engineKeys) }),
   discovery: section(discoveryKeys),
+  registry: section({
+    state_file: optional(
+      parseText,
+      'none',
+      'File that keeps registered instances, drains and what DNS and Kubernetes told last over a restart.',
+    ),
+  }),
   engine_auth: field(
     choiceParser(['auto', 'replace', 'forward', 'strip']),
     'auto',

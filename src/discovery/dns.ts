@@ -1,5 +1,5 @@
 import { lookup, resolveSrv } from 'node:dns/promises';
-import type { DnsName, InstanceDefaults } from '../config/discovery.ts';
+import { type DnsName, type InstanceDefaults, remoteSources } from '../config/discovery.ts';
 import { parseServerUrl } from '../config/instance-url.ts';
 import type { InstanceConfig, InstanceRole } from '../config/schema.ts';
 import { pauseUntil } from './pause.ts';
@@ -35,7 +35,7 @@ const NODE: DnsQuestions = {
 /** The names of `discovery.dns`. */
 export const dnsSource: MakeSource = ({ config }) => {
   const { dns, dnsIntervalMs } = config.discovery;
-  if (Object.values(dns).every((names) => names.length === 0)) return undefined;
+  if (!remoteSources(config.discovery).includes('dns')) return undefined;
   return followDns({ names: dns, defaults: config.instanceDefaults, intervalMs: dnsIntervalMs });
 };
 

@@ -56,6 +56,7 @@ export function buildRegistry(config: Config, metrics: Metrics, log: Logger): Po
     health: config.health,
     log,
     connectors: Object.keys(CONNECTORS),
+    credentialsOf: (role) => config.instanceDefaults[role],
     probeKey: (instance) => probeKeyOf(instance, config),
     onProbe: (kind) => metrics.probed(kind),
   });

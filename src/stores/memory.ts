@@ -1,5 +1,6 @@
 import { MEMORY_BOUNDS, MemoryStore } from './memory/store.ts';
-import { loadSnapshot, lockSnapshot, saveSnapshot } from './snapshot-file.ts';
+import { lockFile } from './own-file.ts';
+import { loadSnapshot, saveSnapshot } from './snapshot-file.ts';
 import type { StoreOptions } from './store.ts';
 
 /**
@@ -9,7 +10,7 @@ import type { StoreOptions } from './store.ts';
 export async function openMemoryStore(options: StoreOptions): Promise<MemoryStore> {
   const { snapshotFile, onNotice } = options;
   if (snapshotFile === undefined) return new MemoryStore(options);
-  const lock = await lockSnapshot(snapshotFile);
+  const lock = await lockFile(snapshotFile, 'store');
   const loaded = await loadSnapshot(snapshotFile, Date.now()).catch(async (error: unknown) => {
     await lock[Symbol.asyncDispose]();
     throw error;

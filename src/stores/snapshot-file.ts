@@ -1,9 +1,8 @@
 import { createHash, type Hash } from 'node:crypto';
-import { constants } from 'node:fs';
-import { type FileHandle, lstat, open, readFile, rename, rm } from 'node:fs/promises';
-import { dirname } from 'node:path';
+import { type FileHandle, readFile, rename, rm } from 'node:fs/promises';
 import { setImmediate } from 'node:timers/promises';
 import type { PackedChain } from '../core/chain.ts';
+import { codeOf, isOwnFile, replaceFile, syncFolder } from './own-file.ts';
 import type { NewEntry } from './store.ts';
 
 /** An entry as it is kept over a restart. */
@@ -28,40 +27,13 @@ const DIGEST_BYTES = 32;
 const SLICE = 256;
 
 /**
- * The right to use a snapshot file, held by one process. Ends with {@link Symbol.asyncDispose}; what a process left that was
- * killed is taken over.
- *
- * @throws Error where a running process holds it, or the folder cannot be written
- */
-export async function lockSnapshot(file: string): Promise<AsyncDisposable> {
-  const lock = `${file}.lock`;
-  for (let tries = 0; ; tries++) {
-    try {
-      const handle = await open(lock, 'wx', 0o600);
-      await handle.writeFile(`${process.pid} ${await lifeOf(process.pid)}`);
-      await handle.close();
-      return { [Symbol.asyncDispose]: () => rm(lock, { force: true }) };
-    } catch (error) {
-      if (codeOf(error) !== 'EEXIST') throw new Error(`${lock} cannot be written (${codeOf(error)})`);
-    }
-    const [holder = '', ...life] = (await readFile(lock, 'utf8').catch(() => '')).split(' ');
-    if (tries > 0 || (isRunning(Number(holder)) && (await lifeOf(Number(holder))) === life.join(' '))) {
-      throw new Error(
-        `${file} is used by another process (${holder}); give each store a file of its own, or remove ${lock} if none runs`,
-      );
-    }
-    await rm(lock, { force: true });
-  }
-}
-
-/**
  * Reads a snapshot and uses it up: it is moved away, for good, before the first byte of it is read. A process that is
  * killed at any moment from there on leaves nothing that could be read again.
  *
  * @param nowMs wall clock, milliseconds
  */
 export async function loadSnapshot(file: string, nowMs: number): Promise<LoadedSnapshot> {
-  if (!(await isSnapshot(file))) return { kind: 'none' };
+  if (!(await isOwnFile(file, FAMILY, 'store'))) return { kind: 'none' };
   const taken = `${file}.taken`;
   // Left by a process that was killed while it read.
   await rm(taken, { force: true });
@@ -78,35 +50,10 @@ export async function loadSnapshot(file: string, nowMs: number): Promise<LoadedS
   return decode(bytes, nowMs);
 }
 
-/** Whether there is a snapshot of some version; what is somebody else's is not touched, and is no place for one either. */
-async function isSnapshot(file: string): Promise<boolean> {
-  const refused = (what: string) => new Error(`${file} ${what}; name a file for the store alone`);
-  const stats = await lstat(file).catch((error: unknown) => {
-    if (codeOf(error) === 'ENOENT') return undefined;
-    throw refused(`cannot be read (${codeOf(error)})`);
-  });
-  // Without a file the start of an earlier process may have got as far as moving it.
-  if (stats === undefined) return true;
-  if (!stats.isFile()) throw refused(stats.isDirectory() ? 'is a directory' : 'is no plain file');
-  const handle = await open(file, 'r');
-  try {
-    const head = Buffer.alloc(FAMILY.length);
-    const { bytesRead } = await handle.read(head, 0, FAMILY.length, 0);
-    if (bytesRead === 0) return false;
-    if (head.toString('latin1') !== FAMILY) throw refused('is no snapshot of a store');
-    return true;
-  } finally {
-    await handle.close();
-  }
-}
-
 /** Writes a snapshot in place of an earlier one; it is there whole or not at all. */
 export async function saveSnapshot(file: string, entries: Iterable<SavedEntry>, nowMs: number): Promise<number> {
-  const draft = `${file}.draft`;
-  const handle = await open(draft, constants.O_WRONLY | constants.O_CREAT | constants.O_TRUNC, 0o600);
   let count = 0;
-  try {
-    await handle.chmod(0o600);
+  await replaceFile(file, async (handle) => {
     const hash = createHash('sha256');
     await write(handle, hash, [Buffer.from(MAGIC), Buffer.from(`${JSON.stringify({ savedAt: nowMs })}\n`)]);
     let batch: Buffer[] = [];
@@ -119,12 +66,7 @@ export async function saveSnapshot(file: string, entries: Iterable<SavedEntry>, 
     }
     await write(handle, hash, batch);
     await handle.writeFile(hash.digest());
-    await handle.sync();
-  } finally {
-    await handle.close();
-  }
-  await rename(draft, file);
-  await syncFolder(file);
+  });
   return count;
 }
 
@@ -187,36 +129,4 @@ function bytesOf(words: Uint32Array): Buffer {
 /** Words in memory of their own: a file's bytes need not lie where words may. */
 function wordsOf(bytes: Uint8Array): Uint32Array {
   return new Uint32Array(new Uint8Array(bytes).buffer);
-}
-
-async function syncFolder(file: string): Promise<void> {
-  const folder = await open(dirname(file), 'r');
-  try {
-    await folder.sync();
-  } finally {
-    await folder.close();
-  }
-}
-
-/** Tells two processes with one id apart, as the first process of each container is; empty where the system does not say. */
-async function lifeOf(pid: number): Promise<string> {
-  const read = (path: string) => readFile(path, 'utf8').catch(() => '');
-  const [boot, stat] = await Promise.all([read('/proc/sys/kernel/random/boot_id'), read(`/proc/${pid}/stat`)]);
-  // Field 22, counted behind the name, which may hold spaces: the time of the start.
-  const start = stat.slice(stat.lastIndexOf(')') + 2).split(' ')[19] ?? '';
-  return start === '' ? '' : `${boot.trim()} ${start}`;
-}
-
-function isRunning(pid: number): boolean {
-  if (!Number.isInteger(pid) || pid <= 0) return false;
-  try {
-    process.kill(pid, 0);
-    return true;
-  } catch (error) {
-    return codeOf(error) === 'EPERM';
-  }
-}
-
-function codeOf(error: unknown): string {
-  return error instanceof Error && 'code' in error ? String(error.code) : String(error);
 }

@@ -137,7 +137,7 @@ describe('a snapshot', () => {
 
   test('is never made of what is somebody else’s: that stays as it is', async () => {
     writeFileSync(file, 'a letter');
-    await expect(open()).rejects.toThrow(/is no snapshot of a store; name a file for the store alone/);
+    await expect(open()).rejects.toThrow(/is not one that a store wrote; name a file for the store alone/);
     expect(readFileSync(file, 'utf8')).toBe('a letter');
     rmSync(file);
     mkdirSync(file);

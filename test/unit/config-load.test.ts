@@ -99,6 +99,7 @@ describe('defaults', () => {
       log: { level: 'info', format: 'json' },
       instanceDefaults: { prefill: POOL, decode: POOL, both: POOL },
       discovery: { dns: { prefill: [], decode: [], both: [] }, dnsIntervalMs: 10_000 },
+      registry: {},
       lmcache: {
         proxyHost: 'localhost',
         proxyPort: 8500,

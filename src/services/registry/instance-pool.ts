@@ -2,7 +2,6 @@ import { equals } from '@bufbuild/protobuf';
 import { durationFromMs } from '@bufbuild/protobuf/wkt';
 import { type Instance, InstanceSchema, InstanceState } from '../../../gen/baton/v1/instance_pb.ts';
 import { errorFields, type Logger } from '../../obs/log.ts';
-import { AgingMap } from '../../stores/aging-map.ts';
 import { overLimit } from '../call-arguments.ts';
 import type { Clock } from '../clock.ts';
 import { type DescribedEngine, type HealthSettings, InstanceRecord, type InstanceSpec } from '../instance-record.ts';
@@ -15,8 +14,7 @@ import { Prober, type ProberOptions } from './prober.ts';
 export const MAX_INSTANCES = 4096;
 /** How long one that has left is still listed as GONE. */
 const GONE_KEPT_MS = 5 * 60_000;
-/** How long the generation of an id is remembered after that, so that late calls of an earlier life are known as such. */
-const GENERATION_KEPT_MS = 24 * 3_600_000;
+/** Ids whose generation is remembered after that, so that late calls of an earlier life are known as such. */
 const MAX_GENERATIONS = 65_536;
 const MAX_WATCHES = 1024;
 
@@ -53,7 +51,8 @@ export class InstancePool implements AsyncDisposable {
   readonly #instances = new Map<string, Instance>();
   /** One for each that has left. */
   readonly #removals = new Map<string, () => void>();
-  readonly #generations = new AgingMap<string, number>({ lifetimeMs: GENERATION_KEPT_MS, maxCount: MAX_GENERATIONS });
+  /** Of ids that are not listed any more, those that left last at the end. */
+  readonly #generations = new Map<string, number>();
   readonly #listeners = new Set<() => void>();
   /** Made when it is asked for after a change. */
   #snapshot: readonly Instance[] | undefined;
@@ -143,13 +142,23 @@ export class InstancePool implements AsyncDisposable {
 
   /** The newest generation of an id; 0 for one that is not known. */
   generationOf(id: string): number {
-    const known = this.#generations.get(id, this.#clock.now()) ?? 0;
+    const known = this.#generations.get(id) ?? 0;
     return Math.max(known, this.#members.get(id)?.record.incarnation.generation ?? 0);
+  }
+
+  /** Ids that are not listed any more, with their newest generation. */
+  get pastGenerations(): Iterable<readonly [string, number]> {
+    return this.#generations;
   }
 
   /** Makes the generations of an id go on from this one. */
   restoreGeneration(id: string, generation: number): void {
-    this.#generations.set(id, generation, this.#clock.now());
+    this.#generations.delete(id);
+    this.#generations.set(id, generation);
+    for (const oldest of this.#generations.keys()) {
+      if (this.#generations.size <= MAX_GENERATIONS) return;
+      this.#generations.delete(oldest);
+    }
   }
 
   /** It is GONE at once; for a while it is still listed. */

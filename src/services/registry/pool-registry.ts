@@ -34,7 +34,7 @@ import type { Logger } from '../../obs/log.ts';
 import { checkReasonWord, invalidField } from '../call-arguments.ts';
 import { type Clock, SYSTEM_CLOCK } from '../clock.ts';
 import { passesFilter } from '../instance-filter.ts';
-import { type HealthSettings, type InstanceSpec, isSameLife } from '../instance-record.ts';
+import { type DescribedEngine, type HealthSettings, type InstanceSpec, isSameLife } from '../instance-record.ts';
 import type { InstanceView } from '../instance-view.ts';
 import { toWatchResponses } from '../instance-watch.ts';
 import { clampPageSize, decodePageToken, encodePageToken } from '../page-token.ts';
@@ -43,6 +43,7 @@ import { InstancePool, type Member } from './instance-pool.ts';
 import { Leases } from './leases.ts';
 import { readLoad, readRegistration } from './register-request.ts';
 import { Registrations } from './registrations.ts';
+import { type RegistryState, type SavedRegistration, type SavedSpec, savedSpec } from './registry-state.ts';
 import { SourceViews } from './source-views.ts';
 
 /** What a {@link PoolRegistryService} runs on. */
@@ -51,6 +52,8 @@ export interface PoolRegistryOptions {
   readonly log: Logger;
   /** Connectors that a registered instance may have. Default none. */
   readonly connectors?: readonly string[];
+  /** Headers and key of registered instances, which no message tells, by their role. Default none. */
+  readonly credentialsOf?: (role: InstanceSpec['role']) => Pick<InstanceSpec, 'headers' | 'apiKey'>;
   /** Key for probes of one instance; undefined sends none. Default the instance's own. */
   readonly probeKey?: (instance: InstanceSpec) => string | undefined;
   /** Told the kind of each probe's health, for a counter. */
@@ -83,12 +86,14 @@ export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, In
   readonly #sources: SourceViews;
   readonly #leases: Leases;
   readonly #connectors: readonly string[];
+  readonly #credentialsOf: NonNullable<PoolRegistryOptions['credentialsOf']>;
   readonly #registrations = new Registrations();
 
   constructor(options: PoolRegistryOptions) {
     const { health, log } = options;
     this.#clock = options.clock ?? SYSTEM_CLOCK;
     this.#connectors = options.connectors ?? [];
+    this.#credentialsOf = options.credentialsOf ?? (() => ({ headers: {} }));
     this.#pool = new InstancePool({
       health,
       log,
@@ -154,6 +159,44 @@ export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, In
   /** Takes the newest view of a source of instances, all of it. */
   applySource(source: string, specs: readonly InstanceSpec[]): void {
     this.#sources.apply(source, specs);
+  }
+
+  /** What is to outlive this process; `sources` are those whose last view is a part of it. */
+  state(sources: readonly string[]): RegistryState {
+    const registered: SavedRegistration[] = [];
+    const views: Record<string, SavedSpec[]> = Object.fromEntries(sources.map((source) => [source, []]));
+    const drains: Record<string, string> = { ...this.#sources.pendingDrains };
+    const generations: Record<string, number> = Object.fromEntries(this.#pool.pastGenerations);
+    for (const { origin, orphaned, record } of this.#pool.members) {
+      const { generation, engineId } = record.incarnation;
+      const spec = savedSpec(record.spec);
+      if (origin === REGISTERED && record.hasLeft) generations[spec.id] = generation;
+      if (orphaned || record.hasLeft) continue;
+      if (record.drainReason !== undefined) drains[spec.id] = record.drainReason;
+      views[origin]?.push(spec);
+      if (origin === REGISTERED) {
+        registered.push({ spec, leaseMs: this.#leases.lengthOf(spec.id), generation, engineId });
+      }
+    }
+    return { registered, views, drains, dismissed: this.#sources.dismissed, generations };
+  }
+
+  /**
+   * Takes over what an earlier process left, before any source is followed. Leases begin anew: nobody could renew them while
+   * no process was there.
+   */
+  restore(state: RegistryState): void {
+    this.#sources.restore(state);
+    for (const [id, generation] of Object.entries(state.generations)) this.#pool.restoreGeneration(id, generation);
+    for (const { spec, leaseMs, generation, engineId } of state.registered) {
+      // The life goes on: whoever renews its lease knows it by this generation.
+      this.#pool.restoreGeneration(spec.id, generation - 1);
+      this.#sources.drainAsBefore(this.#put(spec, leaseMs, { ...UNKNOWN_ENGINE, engineId }));
+    }
+    for (const [source, specs] of Object.entries(state.views)) {
+      const full = specs.map((spec) => ({ ...spec, ...this.#credentials(spec.role) }));
+      if (full.length > 0) this.applySource(source, full);
+    }
   }
 
   /** What drains, and what its load was when it was read last; times by the clock of this registry. */
@@ -288,14 +331,24 @@ export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, In
     const { spec, engine, load, leaseMs } = readRegistration(request, this.#connectors);
     const reading = load === undefined ? undefined : readLoad('instance.load', load, now);
     this.#checkFree(spec);
-    const { record } = this.#pool.put(spec, REGISTERED, engine);
-    if (leaseMs === undefined) this.#leases.revoke(spec.id);
-    else this.#leases.grant(spec.id, leaseMs);
+    const { record } = this.#put(spec, leaseMs, engine);
     if (reading !== undefined) record.noteLoad(reading);
     return create(RegisterInstanceResponseSchema, {
       instance: this.#pool.publish(record),
       ...(leaseMs === undefined ? {} : { lease: durationFromMs(leaseMs) }),
     });
+  }
+
+  #credentials(role: InstanceSpec['role']): Pick<InstanceSpec, 'headers' | 'apiKey'> {
+    const { headers, apiKey } = this.#credentialsOf(role);
+    return { headers, ...(apiKey === undefined ? {} : { apiKey }) };
+  }
+
+  #put(spec: SavedSpec, leaseMs: number | undefined, engine: DescribedEngine): Member {
+    const member = this.#pool.put({ ...spec, ...this.#credentials(spec.role) }, REGISTERED, engine);
+    if (leaseMs === undefined) this.#leases.revoke(spec.id);
+    else this.#leases.grant(spec.id, leaseMs);
+    return member;
   }
 
   /** Refuses an id that a source names, and the URL of another instance: an engine is in the pool once. */
@@ -323,6 +376,17 @@ export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, In
     return member;
   }
 }
+
+const UNKNOWN_ENGINE: DescribedEngine = {
+  engineId: '',
+  models: [],
+  modelsKnown: false,
+  kind: '',
+  version: '',
+  blockSize: 0,
+  numGpuBlocks: 0,
+  templateFingerprint: '',
+};
 
 /** An instance that drains. */
 export interface DrainingInstance extends Pick<InstanceSpec, 'id' | 'role' | 'kvLeaseMs' | 'decoderTtlMs'> {

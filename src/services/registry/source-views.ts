@@ -1,6 +1,7 @@
 import type { Logger } from '../../obs/log.ts';
 import type { InstanceSpec } from '../instance-record.ts';
 import type { InstancePool, Member } from './instance-pool.ts';
+import type { RegistryState } from './registry-state.ts';
 
 /** Why instances drain that their source does not name any more. */
 const GONE_FROM_SOURCE = 'removed_from_source';
@@ -14,6 +15,8 @@ export class SourceViews {
   readonly #log: Logger;
   /** By source: ids that it names and an operator removed. */
   readonly #dismissed = new Map<string, Set<string>>();
+  /** Drains of an earlier process, of instances that were not named yet. */
+  readonly #drains = new Map<string, string>();
   /** By source: the complaints of its newest view, so that each is told once. */
   readonly #complaints = new Map<string, ReadonlySet<string>>();
 
@@ -51,6 +54,31 @@ export class SourceViews {
     this.#dismissed.set(origin, ids.add(record.spec.id));
   }
 
+  /** By source: ids that it names and an operator removed. */
+  get dismissed(): RegistryState['dismissed'] {
+    return Object.fromEntries([...this.#dismissed].map(([source, ids]) => [source, [...ids]]));
+  }
+
+  /** Drains that wait for their instance to be named again. */
+  get pendingDrains(): RegistryState['drains'] {
+    return Object.fromEntries(this.#drains);
+  }
+
+  /** Takes over what operators told an earlier process. */
+  restore({ dismissed, drains }: Pick<RegistryState, 'dismissed' | 'drains'>): void {
+    for (const [source, ids] of Object.entries(dismissed)) this.#dismissed.set(source, new Set(ids));
+    for (const [id, reason] of Object.entries(drains)) this.#drains.set(id, reason);
+  }
+
+  /** Drains an instance that an earlier process drained. */
+  drainAsBefore({ record }: Member): void {
+    const reason = this.#drains.get(record.spec.id);
+    if (reason === undefined) return;
+    this.#drains.delete(record.spec.id);
+    record.drain(reason);
+    this.#pool.publish(record);
+  }
+
   #orphan(member: Member): void {
     const { record } = member;
     if (member.orphaned || record.hasLeft) return;
@@ -86,7 +114,7 @@ export class SourceViews {
 
   #put(source: string, spec: InstanceSpec): string | undefined {
     try {
-      this.#pool.put(spec, source);
+      this.drainAsBefore(this.#pool.put(spec, source));
       return undefined;
     } catch (error) {
       return error instanceof Error ? error.message : String(error);
