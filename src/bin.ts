@@ -1,4 +1,5 @@
 import process from 'node:process';
+import type { StopSignal } from './cli/run.ts';
 import type { Config } from './config/schema.ts';
 import type { Logger } from './obs/log.ts';
 import type { Running } from './roles.ts';
@@ -6,14 +7,14 @@ import type { Running } from './roles.ts';
 const SIGNALS = { SIGINT: 130, SIGTERM: 143 } as const;
 
 /** Resolves at the first signal; the second one ends the process at once, whatever is still running. */
-function stopRequested(): Promise<void> {
+function stopRequested(): Promise<StopSignal> {
   return new Promise((resolve) => {
     let asked = false;
-    for (const [signal, code] of Object.entries(SIGNALS)) {
+    for (const signal of ['SIGINT', 'SIGTERM'] as const) {
       process.on(signal, () => {
-        if (asked) process.exit(code);
+        if (asked) process.exit(SIGNALS[signal]);
         asked = true;
-        resolve();
+        resolve(signal);
       });
     }
   });

@@ -24,6 +24,7 @@ import type { RpcServices } from './rpc/routes.ts';
 import { SYSTEM_CLOCK } from './services/clock.ts';
 import type { InstanceView } from './services/instance-view.ts';
 import { OwnerWatch } from './services/owner-watch.ts';
+import { pause } from './services/pause.ts';
 import { DrainEnd } from './services/registry/drain-end.ts';
 import { relayRegistry } from './services/registry-relay.ts';
 import { ReleaseWorker } from './services/release-worker.ts';
@@ -39,8 +40,11 @@ export interface Running {
     /** The socket to which prefill engines push their notices. */
     readonly notices?: string;
   };
-  /** Stops accepting, lets running requests finish within `timeouts.drain`, then closes everything. */
-  stop(): Promise<void>;
+  /**
+   * Stops accepting, lets running requests finish within `timeouts.drain`, then closes everything. With `settle` it says
+   * first for `timeouts.drain_settle` that it is not ready, and serves on meanwhile.
+   */
+  stop(options?: { readonly settle?: boolean }): Promise<void>;
 }
 
 /** What a caller may put in instead of the process's own. */
@@ -96,6 +100,7 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
     ...(poolRegistry === undefined ? {} : { poolRegistry }),
     ...(localStore === undefined ? {} : { kvCacheStore: localStore.service }),
   };
+  let stopping = false;
   const addresses: { -readonly [K in keyof Running['addresses']]: Running['addresses'][K] } = {};
   if (notices?.address !== undefined) addresses.notices = notices.address;
   // A facade alone serves no RPC: its port would only stand in another role's way.
@@ -135,6 +140,7 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
       engineHeaders,
       firstToken,
       storeHealth,
+      isStopping: () => stopping,
       stack,
     };
     const facade = buildFacadeOf(parts);
@@ -163,8 +169,11 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   log.info({ ...addresses, roles: config.roles, version }, 'baton is up');
   return {
     addresses,
-    async stop() {
-      log.info('stopping');
+    async stop({ settle = false } = {}) {
+      stopping = true;
+      const settleMs = settle && has('facade') ? config.timeouts.drainSettleMs : 0;
+      log.info(settleMs > 0 ? { settleMs } : {}, 'stopping');
+      if (settleMs > 0) await pause(settleMs, new AbortController().signal);
       await resources.disposeAsync();
       log.info('stopped');
     },

@@ -21,7 +21,7 @@ export interface LaunchHost extends SystemParts {
   readonly terminal: boolean;
   out(text: string): void;
   err(text: string): void;
-  stopRequested(): Promise<void>;
+  stopRequested(): Promise<unknown>;
 }
 
 const OK = 0;

@@ -14,6 +14,9 @@ import { hashKeyLine } from './hash-key.ts';
 import { parseCommand } from './parse-command.ts';
 import { simHint } from './sim-hint.ts';
 
+/** How a process is asked to stop: by a supervisor, or from the keyboard. */
+export type StopSignal = 'SIGTERM' | 'SIGINT';
+
 /** The process around the command line. */
 export interface CliHost {
   /** The words after `baton`. */
@@ -34,7 +37,7 @@ export interface CliHost {
   /** Signals a whole process group; false when there is none. 0 only asks. */
   signalGroup(group: number, signal: NodeJS.Signals | 0): boolean;
   /** Resolves at the first request to stop. */
-  stopRequested(): Promise<void>;
+  stopRequested(): Promise<StopSignal>;
 }
 
 const OK = 0;
@@ -112,8 +115,8 @@ async function serve(host: CliHost, flags: RawFlags): Promise<number> {
   }
   const { facade } = running.addresses;
   if (config.sim !== undefined && facade !== undefined && facade !== 'off') host.out(simHint(facade));
-  await host.stopRequested();
-  await running.stop();
+  // Whoever stops it by hand does not wait for a load balancer.
+  await running.stop({ settle: (await host.stopRequested()) === 'SIGTERM' });
   return OK;
 }
 

@@ -130,6 +130,7 @@ export function buildConfig(input: BuildInput): Built {
       routerMs: file.timeouts.router,
       queueMs: file.timeouts.queue,
       drainMs: file.timeouts.drain,
+      drainSettleMs: file.timeouts.drain_settle,
       keepAliveMs: file.timeouts.keep_alive,
     },
     queue: file.queue,

@@ -340,6 +340,14 @@ export const FLAGS: readonly FlagSpec[] = [
     group: PROCESS,
     about: 'how long a stop waits for running requests (180s)',
   },
+  {
+    name: 'drain-settle',
+    kind: 'value',
+    value: 'time',
+    paths: [['timeouts', 'drain_settle']],
+    group: PROCESS,
+    about: 'how long SIGTERM only ends readiness before accepting ends (5s)',
+  },
 
   {
     name: 'roles',

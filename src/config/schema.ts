@@ -173,6 +173,7 @@ export interface TimeoutsConfig {
   readonly queueMs: number;
   readonly routerMs: number;
   readonly drainMs: number;
+  readonly drainSettleMs: number;
   readonly keepAliveMs: number;
 }
 
@@ -465,6 +466,11 @@ export const fileSchema = z.strictObject({
     router: field(parseDuration, '10s', 'Waiting for a router in another process that is away.'),
     queue: field(parseDuration, '30s', 'Waiting for an instance to become routable.'),
     drain: field(parseDuration, '180s', 'Running requests at shutdown.'),
+    drain_settle: field(
+      parseDuration,
+      '5s',
+      'From SIGTERM, which ends readiness, to the end of accepting: for load balancers to notice.',
+    ),
     keep_alive: field(parseDuration, '4s', "An unused connection to an engine; shorter than the engine's own 5 s."),
   }),
   queue: section({

@@ -38,6 +38,8 @@ export interface FacadeDeps extends GenerateDeps {
   readonly version: string;
   /** Undefined where the store runs elsewhere. */
   readonly storeHealth: (() => Promise<StoreHealth>) | undefined;
+  /** Requests are still served, and none is wanted any more. */
+  readonly isStopping: () => boolean;
   readonly bodyLimitBytes: number;
   /** Serve `/metrics` here too (`--metrics-on-facade`). */
   readonly exposeMetrics: boolean;
@@ -75,6 +77,8 @@ export function buildFacade(deps: FacadeDeps): FastifyInstance {
     // Bodies are bytes whatever their type says; Fastify would refuse a type that it cannot read.
     delete request.raw.headers['content-type'];
     if (request.headers.origin !== undefined) reply.header('access-control-allow-origin', '*');
+    // The client's next request goes to another one.
+    if (deps.isStopping()) reply.raw.shouldKeepAlive = false;
     const id = acceptedRequestId(request.headers['x-request-id']);
     if (id !== undefined) reply.header('x-request-id', id);
   });
@@ -170,7 +174,8 @@ function addInfoRoutes(app: FastifyInstance, deps: FacadeDeps): void {
   app.get('/liveness', () => ({ status: 'ok' }));
   app.get('/readiness', (_request, reply) => {
     const ready = isRoutable(view.snapshot(), deps.connector);
-    return reply.code(ready ? 200 : 503).send({ status: ready ? 'ok' : 'no routable engines' });
+    const obstacle = deps.isStopping() ? 'stopping' : ready ? undefined : 'no routable engines';
+    return reply.code(obstacle === undefined ? 200 : 503).send({ status: obstacle ?? 'ok' });
   });
   app.get('/version', () => ({ version: deps.version }));
 }

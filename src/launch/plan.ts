@@ -161,6 +161,8 @@ function batonCommand(settings: LaunchSettings, context: PlanContext, engines: r
     ...['--kv-connector', settings.connector],
     ...engines,
     ...(settings.stopTimeoutMs === 0 ? [] : ['--drain-timeout', `${drainMs}ms`]),
+    // No load balancer stands before it.
+    ...['--drain-settle', '0'],
     ...settings.batonArgs,
   ];
 }

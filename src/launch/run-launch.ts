@@ -15,7 +15,7 @@ export interface LaunchRun {
   /** Receives what is a result: the request to paste, the figures of the benchmark. */
   out(text: string): void;
   /** Resolves at the first request to stop. */
-  stopRequested(): Promise<void>;
+  stopRequested(): Promise<unknown>;
 }
 
 const TAIL_LINES = 15;

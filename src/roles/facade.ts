@@ -41,6 +41,7 @@ export interface FacadeParts {
   /** Set where the connector hands over the first token. */
   readonly firstToken: FirstTokenDeps | undefined;
   readonly storeHealth: (() => Promise<StoreHealth>) | undefined;
+  readonly isStopping: () => boolean;
   readonly stack: AsyncDisposableStack;
 }
 
@@ -88,6 +89,7 @@ export function buildFacadeOf(parts: FacadeParts): FastifyInstance {
     authenticate: createAuthenticate(() => apiKeys),
     reuseGuard: config.reuse.guard,
     storeHealth,
+    isStopping: parts.isStopping,
     identityHeaders: config.identity.headers,
     unnamedTurns: createLogLimit(UNNAMED_TURNS_MS, now),
     clientStallMs: timeouts.clientStallMs,

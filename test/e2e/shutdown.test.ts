@@ -95,6 +95,25 @@ test('a running stream is finished, idle connections are closed, new ones refuse
   await baton.stop();
 });
 
+test('with time to settle it is not ready, serves on, and then stops accepting', async () => {
+  await using started = await start({ 'drain-settle': '2s' });
+  const { baton, url } = started;
+  await expect.poll(async () => (await fetch(`${url}/readiness`)).status).toBe(200);
+  const stream = await openStream(started, 20, 150);
+  let isStopped = false;
+  const stopped = baton.stop({ settle: true }).then(() => {
+    isStopped = true;
+  });
+  const readiness = await fetch(`${url}/readiness`);
+  expect([readiness.status, await readiness.json()]).toEqual([503, { status: 'stopping' }]);
+  const late = await fetch(`${url}/v1/chat/completions`, { method: 'POST', body: JSON.stringify(chatBody()) });
+  expect([late.status, late.headers.get('connection'), isStopped]).toEqual([200, 'close', false]);
+  expect(contentOf(await late.text()).finish).toEqual([expect.any(String)]);
+  expect(contentOf(await stream.rest())).toMatchObject({ done: true, errors: [] });
+  await stopped;
+  await expect(fetch(`${url}/readiness`)).rejects.toThrow();
+});
+
 test('a kept connection that was busy is closed after its reply', async () => {
   await using started = await start();
   const { baton, decode } = started;

@@ -31,7 +31,8 @@ export async function startBatonProcess(
 ): Promise<BatonProcess> {
   const fixed = ['--host', '127.0.0.1', '--port', '0', '--admin-port', '0', '--rpc-port', '0', '--log-format', 'json'];
   const child = spawn('bin/baton', ['serve', ...fixed, ...args], {
-    env: { ...process.env, ...env },
+    // Nothing before these processes has to notice that they stop.
+    env: { ...process.env, BATON_DRAIN_SETTLE: '0', ...env },
     stdio: ['ignore', 'ignore', 'pipe'],
   });
   const lines: string[] = [];

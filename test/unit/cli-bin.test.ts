@@ -23,7 +23,9 @@ const LONG = { timeout: 20_000 };
 
 /** Starts `baton` as its users do, without the variables of this test run. */
 function start(atEnd: (end: () => void) => void, ...args: string[]) {
-  const child = spawn(process.execPath, [BIN, ...args], { env: { PATH: process.env['PATH'] } });
+  const child = spawn(process.execPath, [BIN, ...args], {
+    env: { PATH: process.env['PATH'], BATON_DRAIN_SETTLE: '0' },
+  });
   atEnd(() => void child.kill('SIGKILL'));
   const output = { out: '', err: '' };
   child.stdout.on('data', (chunk: Buffer) => {
@@ -38,7 +40,8 @@ function start(atEnd: (end: () => void) => void, ...args: string[]) {
     for (;;) {
       const line = output.err.split('\n').find((each) => each.includes(`"msg":"${message}"`));
       if (line !== undefined) return JSON.parse(line) as Record<string, unknown>;
-      if (child.exitCode !== null) throw new Error(`baton ended before "${message}":\n${output.err}`);
+      if (child.exitCode !== null || child.signalCode !== null)
+        throw new Error(`baton ended before "${message}":\n${output.err}`);
       await Promise.race([once(child.stderr, 'data'), ended]);
     }
   };

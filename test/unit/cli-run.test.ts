@@ -35,13 +35,14 @@ function fakeHost(line: string, parts: Partial<CliHost> = {}) {
       seen.events.push('start');
       return {
         addresses: { facade: '0.0.0.0:4321' },
-        stop: async () => {
-          seen.events.push('stop');
+        stop: async ({ settle = false } = {}) => {
+          seen.events.push(settle ? 'settle and stop' : 'stop');
         },
       };
     },
     stopRequested: async () => {
       seen.events.push('asked to stop');
+      return 'SIGINT';
     },
     signalGroup: () => false,
     ...parts,
@@ -56,6 +57,12 @@ describe('serve', () => {
     expect(seen.events).toEqual(['start', 'asked to stop', 'stop']);
     expect(seen.configs[0]?.facade.port).toBe(4321);
     expect(seen.out).toBe('');
+  });
+
+  test('a supervisor that stops it has load balancers before it', async () => {
+    const { host, seen } = fakeHost('serve --port 4321', { stopRequested: async () => 'SIGTERM' });
+    expect(await runCli(host)).toBe(0);
+    expect(seen.events).toEqual(['start', 'settle and stop']);
   });
 
   test('a mistake is 2, names the flag in one line, and nothing starts', async () => {

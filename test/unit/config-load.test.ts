@@ -90,6 +90,7 @@ describe('defaults', () => {
         queueMs: 30_000,
         routerMs: 10_000,
         drainMs: 180_000,
+        drainSettleMs: 5000,
         keepAliveMs: 4000,
       },
       queue: { max: 1024 },

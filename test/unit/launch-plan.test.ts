@@ -67,7 +67,7 @@ CUDA_VISIBLE_DEVICES=1 \\
   > decoder1.log 2>&1
 
 # proxy
-baton serve --host 127.0.0.1 --port 9100 --rpc-port 50051 --admin-port 29000 --kv-connector nixl --prefill http://127.0.0.1:7100 --decode http://127.0.0.1:7200 --drain-timeout 12000ms \\
+baton serve --host 127.0.0.1 --port 9100 --rpc-port 50051 --admin-port 29000 --kv-connector nixl --prefill http://127.0.0.1:7100 --decode http://127.0.0.1:7200 --drain-timeout 12000ms --drain-settle 0 \\
   > proxy.log 2>&1
 `);
   });
@@ -83,7 +83,7 @@ baton sim --role decode --port 7200 --model sim-model --connector nixl --side-po
   > /tmp/l/decoder1.log 2>&1
 
 # proxy
-baton serve --host 127.0.0.1 --port 9100 --rpc-port 50051 --admin-port 29000 --kv-connector nixl --prefill http://127.0.0.1:7100 --decode http://127.0.0.1:7200 --drain-timeout 12000ms \\
+baton serve --host 127.0.0.1 --port 9100 --rpc-port 50051 --admin-port 29000 --kv-connector nixl --prefill http://127.0.0.1:7100 --decode http://127.0.0.1:7200 --drain-timeout 12000ms --drain-settle 0 \\
   > /tmp/l/proxy.log 2>&1
 `,
     );
