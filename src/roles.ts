@@ -1,3 +1,4 @@
+import { PoolRegistry } from '../gen/baton/v1/pool_registry_pb.ts';
 import { Router } from '../gen/baton/v1/router_pb.ts';
 import { remoteSources } from './config/discovery.ts';
 import type { Config } from './config/schema.ts';
@@ -15,11 +16,12 @@ import { createPeers } from './roles/peers.ts';
 import { buildRegistry, firstLook, registryElsewhere, startSims, watchPools, watchRemote } from './roles/pools.ts';
 import { keepRegistryState } from './roles/registry-state.ts';
 import { buildRouter } from './roles/router.ts';
-import { openRpc } from './roles/rpc-port.ts';
+import { openRpc, watchCallers } from './roles/rpc-port.ts';
 import { startSources } from './roles/sources.ts';
 import { openStore } from './roles/store.ts';
 import { ServerBreaker } from './rpc/breaker.ts';
 import { createDirectClient } from './rpc/direct-client.ts';
+import { batonErrorFrom } from './rpc/errors.ts';
 import type { RpcServices } from './rpc/routes.ts';
 import { SYSTEM_CLOCK } from './services/clock.ts';
 import type { InstanceView } from './services/instance-view.ts';
@@ -101,15 +103,26 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
     ...(localStore === undefined ? {} : { kvCacheStore: localStore.service }),
   };
   let stopping = false;
+  const callerOf = watchCallers(config, log, stack);
   const addresses: { -readonly [K in keyof Running['addresses']]: Running['addresses'][K] } = {};
   if (notices?.address !== undefined) addresses.notices = notices.address;
   // A facade alone serves no RPC: its port would only stand in another role's way.
   if ((config.rpc.port !== 'off' || config.rpc.socket !== undefined) && Object.keys(services).length > 0) {
-    Object.assign(addresses, await openRpc({ config, services, onFault, log, stack }));
+    Object.assign(addresses, await openRpc({ config, services, callerOf, onFault, log, stack }));
     if (routerService !== undefined) stack.defer(() => routerService.stopWaiting());
   }
   if (config.admin.port !== 'off') {
-    const admin = buildAdmin(metrics);
+    const workers =
+      poolRegistry === undefined
+        ? undefined
+        : {
+            registry: createDirectClient(PoolRegistry, poolRegistry, onFault),
+            callerOf,
+            hasTokens: config.rpc.tokensFile !== undefined,
+            toBatonError: (error: unknown) => batonErrorFrom(error, 'INTERNAL'),
+            connector: config.kvConnector,
+          };
+    const admin = buildAdmin(metrics, workers);
     addresses.admin = await listen(admin, config.admin.host, config.admin.port, '--admin-port', log);
     // What is asked there takes no time; a peer that is half-way through its question may take for ever.
     stack.defer(() => drain(admin, new Set(), ADMIN_DRAIN_MS));

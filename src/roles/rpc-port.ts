@@ -4,7 +4,7 @@ import type { Config } from '../config/schema.ts';
 import { parseRpcTokens } from '../core/tenant.ts';
 import type { Logger } from '../obs/log.ts';
 import type { FaultSink } from '../rpc/bind.ts';
-import { createCallerOf } from '../rpc/caller.ts';
+import { type CallerOf, createCallerOf } from '../rpc/caller.ts';
 import { RPC_MAX_TIMEOUT_MS } from '../rpc/limits.ts';
 import { type RpcListener, type ServerTls, startRpcListener } from '../rpc/listener.ts';
 import type { RpcServices } from '../rpc/routes.ts';
@@ -22,25 +22,31 @@ export interface RpcAddresses {
 export interface RpcParts {
   readonly config: Config;
   readonly services: RpcServices;
+  readonly callerOf: CallerOf;
   readonly onFault: FaultSink;
   readonly log: Logger;
   readonly stack: AsyncDisposableStack;
 }
 
+/** Tells who calls, by the file of tokens, which the stack stops to watch. */
+export function watchCallers(config: Config, log: Logger, stack: AsyncDisposableStack): CallerOf {
+  const tokens = config.rpc.tokensFile === undefined ? undefined : watchTokens(config.rpc.tokensFile, log);
+  if (tokens !== undefined) stack.use(tokens);
+  return createCallerOf(() => tokens?.current, config.reuse.unsafe);
+}
+
 /** Opens the RPC port and the socket, as far as the settings want them; the stack drains and closes both. */
-export async function openRpc({ config, services, onFault, log, stack }: RpcParts): Promise<RpcAddresses> {
+export async function openRpc({ config, services, callerOf, onFault, log, stack }: RpcParts): Promise<RpcAddresses> {
   const { host, port, socket, tls } = config.rpc;
   const watchedTls = tls === undefined || port === 'off' ? undefined : watchTls(tls, log, (next) => rpc.useTls(next));
   if (watchedTls !== undefined) stack.use(watchedTls);
-  const tokens = config.rpc.tokensFile === undefined ? undefined : watchTokens(config.rpc.tokensFile, log);
-  if (tokens !== undefined) stack.use(tokens);
   const rpc: RpcListener = await startRpcListener({
     host,
     port,
     ...(watchedTls === undefined ? {} : { tls: watchedTls.current }),
     ...(socket === undefined ? {} : { socketPath: socket }),
     services,
-    callerOf: createCallerOf(() => tokens?.current, config.reuse.unsafe),
+    callerOf,
     onFault,
   }).catch((error: unknown) => failRpc(error, config.rpc));
   // 0 is no limit.

@@ -76,7 +76,7 @@ const TABLE: Readonly<Record<string, Row>> = {
     packageTypes: CONNECT,
   },
   http: {
-    areas: ['services', 'core', 'gen', 'call', 'obs'],
+    areas: ['services', 'core', 'gen', 'call', 'obs', 'config/instance-url'],
     types: ['config'],
     packages: [PROTOBUF, 'fastify', 'node:'],
     packageTypes: ['@connectrpc/connect'],
