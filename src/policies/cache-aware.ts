@@ -1,4 +1,5 @@
 import type { Candidate, Policy, PolicySettings } from '../core/policy.ts';
+import { byId } from './by-id.ts';
 import { least } from './least.ts';
 import { leastLoaded } from './least-loaded.ts';
 import { PrefixIndex } from './prefix-index.ts';
@@ -23,7 +24,10 @@ export const cacheAware = ({ cacheAware: settings }: PolicySettings): Policy => 
       const isBusy = ({ inFlight }: Candidate) =>
         inFlight - idlest > balanceAbsThreshold && inFlight > balanceRelThreshold * idlest;
       const enough = cacheThreshold * (request.prefix.at(-1)?.bytes ?? 0);
-      const near = candidates.filter((candidate) => (lengths.get(candidate.id) ?? -1) >= enough && !isBusy(candidate));
+      const near = [...lengths].flatMap(([id, bytes]) => {
+        const candidate = bytes < enough ? undefined : byId(candidates, id);
+        return candidate === undefined || isBusy(candidate) ? [] : [candidate];
+      });
       return topUp(
         least(near, count, ({ id }) => -(lengths.get(id) ?? 0)),
         input,

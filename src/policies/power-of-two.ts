@@ -8,9 +8,7 @@ export const powerOfTwo = (): Policy => ({
   name: 'power_of_two',
   rank({ candidates, count, random, now }) {
     const drawn = sample(candidates, Math.max(2, count), random);
-    // The set is drawn evenly, but its order is not: the pair must not be its first two.
-    const pair = sample(drawn, 2, random);
-    const [first] = least(pair, 1, (candidate) => loadOf(candidate, now));
+    const [first] = least(drawn.slice(0, 2), 1, (candidate) => loadOf(candidate, now));
     const others = drawn.filter((candidate) => candidate !== first);
     return first === undefined ? [] : [first, ...least(others, count - 1, (candidate) => loadOf(candidate, now))];
   },

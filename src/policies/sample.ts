@@ -1,13 +1,18 @@
-/** Up to `count` different items, drawn at random; the work does not grow with their number. */
+/** Up to `count` different items in random order, every order as likely as every other; the work does not grow with their number. */
 export function sample<T>(items: readonly T[], count: number, random: () => number): readonly T[] {
   const wanted = Math.min(count, items.length);
   const drawn: T[] = [];
-  const indices: number[] = [];
-  // Floyd's way: every set is as likely as every other, and no index is tried twice.
-  for (let limit = items.length - wanted; limit < items.length; limit += 1) {
-    const tried = Math.floor(random() * (limit + 1));
-    const index = indices.includes(tried) ? limit : tried;
-    indices.push(index);
+  /** Smallest first. */
+  const taken: number[] = [];
+  for (let i = 0; i < wanted; i += 1) {
+    let index = Math.floor(random() * (items.length - i));
+    let place = 0;
+    // The index counts only those that are left.
+    while (place < taken.length && index >= (taken[place] ?? 0)) {
+      index += 1;
+      place += 1;
+    }
+    taken.splice(place, 0, index);
     const item = items[index];
     if (item !== undefined) drawn.push(item);
   }

@@ -1,4 +1,5 @@
 import type { Policy, PolicySettings } from '../core/policy.ts';
+import { byId } from './by-id.ts';
 import { leastLoaded } from './least-loaded.ts';
 import { topUp } from './top-up.ts';
 
@@ -15,7 +16,7 @@ export const stickyLeastLoaded = ({ stickyLeastLoaded: { maxLegs, sessions } }: 
     rank(input) {
       const { candidates, request } = input;
       const place = places.get(request.session);
-      const previous = place === undefined ? undefined : candidates.find(({ id }) => id === place);
+      const previous = place === undefined ? undefined : byId(candidates, place);
       if (previous === undefined) return others.rank(input);
       let idlest = Number.POSITIVE_INFINITY;
       for (const { inFlight } of candidates) if (inFlight < idlest) idlest = inFlight;

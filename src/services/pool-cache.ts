@@ -46,15 +46,16 @@ export class PoolCache {
     if (instances === before) return;
     this.#seen = instances;
     let changed = instances.length !== before.length;
-    const seated = instances.map((instance, i) => {
+    // Once for every reading of every engine: without a pair for each instance, as `entries` would make.
+    for (let i = 0; i < instances.length; i += 1) {
+      const instance = instances[i];
       const old = before[i];
-      const seat = this.#seated[i];
-      if (old === instance && seat !== undefined) return seat;
+      if (old === instance || instance === undefined) continue;
+      this.#seats.describe(instance);
       changed ||= old === undefined || this.#shapeOf(old) !== this.#shapeOf(instance);
-      return this.#seats.describe(instance);
-    });
+    }
     if (!changed) return;
-    this.#seated = seated;
+    this.#seated = instances.flatMap(({ id }) => this.#seats.get(id) ?? []);
     this.#byModel.clear();
     this.#seats.retain(new Set(instances.map(({ id }) => id)));
   }

@@ -1,7 +1,7 @@
 import { create } from '@bufbuild/protobuf';
 import { durationFromMs } from '@bufbuild/protobuf/wkt';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
-import { EngineInfoSchema, type Instance, InstanceState } from '../../gen/baton/v1/instance_pb.ts';
+import { EngineInfoSchema, type Instance, InstanceState, LoadSampleSchema } from '../../gen/baton/v1/instance_pb.ts';
 import {
   ExplainRouteRequestSchema,
   Leg,
@@ -122,6 +122,29 @@ describe('turns', () => {
     expect(pairOf(await planOf(router))).toBe('p1>d1');
     expect(['p1', 'd1'].map((id) => router.inFlight(id))).toEqual([1, 1]);
   });
+});
+
+test('the pools are filtered once, not for each plan, and not for a new load reading', async () => {
+  let looks = 0;
+  const watched = READY.map((instance) => ({
+    ...instance,
+    get state() {
+      looks += 1;
+      return InstanceState.READY;
+    },
+  }));
+  const { router, pools } = setup(watched);
+  await planOf(router);
+  const first = looks;
+  for (let i = 0; i < 20; i++) await planOf(router);
+  expect(looks).toBe(first);
+  const load = create(LoadSampleSchema, { running: 1 });
+  pools.set(watched.map((instance, i) => (i === 0 ? { ...READY[0], ...instance, load } : instance)));
+  for (let i = 0; i < 20; i++) await planOf(router);
+  expect(looks - first).toBeLessThan(READY.length);
+  pools.set(watched.slice(0, 4));
+  await planOf(router);
+  expect(looks - first).toBeGreaterThanOrEqual(4);
 });
 
 describe('a plan', () => {
