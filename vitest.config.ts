@@ -22,6 +22,7 @@ export default defineConfig({
       project('unit', 'test/unit/**/*.test.ts', 5_000),
       project('contract', 'test/contract/**/*.test.ts', 15_000),
       project('e2e', 'test/e2e/**/*.test.ts', 30_000),
+      project('conformance', 'test/conformance/**/*.test.ts', 60_000),
       project('long', 'test/long/**/*.test.ts', 300_000),
       project('soak', 'test/long/**/*.soak.ts', 3_600_000),
       project('real', 'test/real/**/*.test.ts', 900_000),

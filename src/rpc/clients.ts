@@ -24,7 +24,10 @@ export interface RemoteOptions {
   readonly httpVersion?: '1.1' | '2';
   /** Time after which an attempt to connect fails with UNAVAILABLE, HTTP/2 only. Default 3,000. */
   readonly connectTimeoutMs?: number;
-  /** Sent with each call as `Authorization: Bearer TOKEN`; a function is asked anew for each call. Default none. */
+  /**
+   * Sent as `Authorization: Bearer TOKEN` with each call that has no such header of its own; a function is asked anew for
+   * each call. Default none.
+   */
   readonly token?: string | (() => string | undefined);
   /** Before the store's calls that requests wait for. Default none. */
   readonly breaker?: ServerBreaker;
@@ -147,7 +150,9 @@ async function* mapErrors<T>(source: AsyncIterable<T>, mapped: (error: unknown) 
 function bearer(token: string | (() => string | undefined)): Interceptor {
   return (next) => (request) => {
     const value = typeof token === 'string' ? token : token();
-    if (value !== undefined) request.header.set('authorization', `Bearer ${value}`);
+    if (value !== undefined && !request.header.has('authorization')) {
+      request.header.set('authorization', `Bearer ${value}`);
+    }
     return next(request);
   };
 }

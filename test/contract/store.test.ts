@@ -1,21 +1,15 @@
-import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
+import { beforeEach, describe, expect, test } from 'vitest';
 import { MissReason } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import { STORES } from '../../src/stores/index.ts';
 import type { ClaimGuard, KvStore, PutCall, StoreKey, TakeCall, Taken, TakeResult } from '../../src/stores/store.ts';
 import { callId, type EntryParts, ids, KEY, limits, newEntry, proofOf, type TestTime } from '../support/kv-store.ts';
 import { needsRedis } from '../support/redis.ts';
-import { startBackends } from '../support/store-backends.ts';
+import { sharedBackends } from '../support/store-backends.ts';
 import { reasonName } from '../support/store-messages.ts';
 
 const ANYONE: ClaimGuard = () => true;
 
-let backends: Awaited<ReturnType<typeof startBackends>>;
-
-beforeAll(async () => {
-  backends = await startBackends();
-});
-
-afterAll(() => backends[Symbol.asyncDispose]());
+const backends = sharedBackends();
 
 describe.each(Object.keys(STORES))('store %s', (name) => {
   beforeEach((context) => {
@@ -24,7 +18,7 @@ describe.each(Object.keys(STORES))('store %s', (name) => {
 
   async function opened(some: Parameters<typeof limits>[0] = {}) {
     const time: TestTime = { now: 1_000_000 };
-    const store = await backends.of(name)({ now: () => time.now, limits: limits(some), runId: 'run1' });
+    const store = await backends().of(name)({ now: () => time.now, limits: limits(some), runId: 'run1' });
     return { time, store, ...verbs(store) };
   }
 

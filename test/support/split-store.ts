@@ -117,6 +117,8 @@ export class SplitStore implements AsyncDisposable {
       const { mismatchedPulls, doubleReads, expiredReads, hung, deathReason } = sim.state();
       return { mismatchedPulls, doubleReads, expiredReads, hung, deathReason };
     });
+    // A process that is stopped does not end.
+    this.#store?.signal('SIGCONT');
     await this.#stack.disposeAsync();
     const unharmed = { mismatchedPulls: 0, doubleReads: 0, expiredReads: 0, hung: 0, deathReason: null };
     expect(harm).toEqual(harm.map(() => unharmed));

@@ -1,3 +1,4 @@
+import { afterAll, beforeAll } from 'vitest';
 import { STORES } from '../../src/stores/index.ts';
 import type { KvStore, StoreOptions } from '../../src/stores/store.ts';
 import { hasRedis, RedisServer } from './redis.ts';
@@ -7,8 +8,22 @@ export type OpenTestStore = (options: StoreOptions) => Promise<KvStore>;
 
 let prefixes = 0;
 
-/** Every backend, ready to be opened in a test; the servers behind them are the file's own. */
-export async function startBackends(): Promise<AsyncDisposable & { readonly of: (name: string) => OpenTestStore }> {
+/** Every backend, ready to be opened in a test. */
+export interface Backends extends AsyncDisposable {
+  readonly of: (name: string) => OpenTestStore;
+}
+
+/** Starts the backends of a test file before its tests, and ends them after these. */
+export function sharedBackends(): () => Backends {
+  let backends: Backends;
+  beforeAll(async () => {
+    backends = await startBackends();
+  });
+  afterAll(() => backends[Symbol.asyncDispose]());
+  return () => backends;
+}
+
+async function startBackends(): Promise<Backends> {
   const redis = hasRedis() ? await RedisServer.start() : undefined;
   const opened: KvStore[] = [];
   const of =

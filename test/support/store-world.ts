@@ -8,7 +8,7 @@ import type { StoreLimits } from '../../src/stores/store.ts';
 import { limits, type TestTime } from './kv-store.ts';
 import { needsRedis } from './redis.ts';
 import { BINDINGS, type Binding } from './rpc-bindings.ts';
-import type { startBackends } from './store-backends.ts';
+import type { Backends } from './store-backends.ts';
 import { ownNames, type PutParts, putRequest, type TakeParts, takeRequest } from './store-messages.ts';
 
 /** Who calls beside the caller without options: another tenant, and callers with more rights. */
@@ -72,7 +72,7 @@ export interface LocalOptions extends Pick<Partial<KvCacheStoreOptions>, 'isEnab
 
 /** An empty store in this process; headers say who calls, as credentials would, and time is the test's own. */
 export async function openLocalWorld(
-  backends: Awaited<ReturnType<typeof startBackends>>,
+  backends: Backends,
   { backend, open }: StoreCase,
   context: Pick<TestContext, 'skip'>,
   options: LocalOptions = {},

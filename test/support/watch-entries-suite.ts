@@ -1,6 +1,6 @@
-import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { describe, expect, test } from 'vitest';
 import { callId, newEntry } from './kv-store.ts';
-import { startBackends } from './store-backends.ts';
+import { sharedBackends } from './store-backends.ts';
 import { refusal } from './store-messages.ts';
 import { type LocalOptions, openLocalWorld, type StoreCase } from './store-world.ts';
 import { putEntry, Watch } from './watch-reader.ts';
@@ -11,7 +11,6 @@ const UNREAD = 5_000;
 /** Of these, what is under way at a time. */
 const AT_ONCE = 100;
 
-type Backends = Awaited<ReturnType<typeof startBackends>>;
 type Context = Parameters<typeof openLocalWorld>[2];
 
 /** Entries that a busy watch sees. */
@@ -98,14 +97,4 @@ export function testWatchReaders(cases: readonly StoreCase[]): void {
       await Promise.all([stuck.end(), quick.end()]);
     },
   );
-}
-
-/** The backends of the whole file. */
-function sharedBackends(): () => Backends {
-  let backends: Backends;
-  beforeAll(async () => {
-    backends = await startBackends();
-  });
-  afterAll(() => backends[Symbol.asyncDispose]());
-  return () => backends;
 }

@@ -17,6 +17,9 @@ async function claimOf(world: StoreWorld, name: string): Promise<string> {
   return result.value.claimId;
 }
 
+/** Changes that a busy watch hears of. */
+const STEPS = 100;
+
 /** A watch without changes says so from time to time. */
 export async function expectCheckpoint(world: StoreWorld): Promise<void> {
   const watch = new Watch(world, { checkpointInterval: durationFromMs(1) });
@@ -118,13 +121,18 @@ export function testWatchOnTheWire(open: OpenWorld, entries: number): void {
 
   test('so many watches a tenant; one that ended makes room', async (context) => {
     await using run = await open(context);
-    const { limits, watches: others } = await run.client.getStats({});
-    const max = limits?.tenantWatches ?? 0;
-    const watches = Array.from({ length: max - others }, () => new Watch(run));
-    expect(await Promise.all(watches.map((watch) => watch.next()))).toEqual(watches.map(() => 'all 0'));
-    expect(await run.client.getStats({})).toMatchObject({ watches: max });
-    const refused = { reason: 'LIMIT_EXCEEDED', limit: 'tenant_watches', max: String(max) };
-    expect(await refusal(new Watch(run).read())).toEqual(refused);
+    const max = (await run.client.getStats({})).limits?.tenantWatches ?? 0;
+    const watches: Watch[] = [];
+    let answer: unknown = 'all 0';
+    // Some may be others', and some of these may end.
+    while (answer === 'all 0' && watches.length <= max) {
+      const watch = new Watch(run);
+      watches.push(watch);
+      answer = await refusal(watch.next());
+    }
+    expect(answer).toEqual({ reason: 'LIMIT_EXCEEDED', limit: 'tenant_watches', max: String(max) });
+    watches.pop();
+    expect((await run.client.getStats({})).watches).toBeGreaterThanOrEqual(watches.length);
     await watches.pop()?.end();
     await expect
       .poll(async () => {
@@ -145,11 +153,13 @@ export function testWatchOnTheWire(open: OpenWorld, entries: number): void {
   test('who follows sees what is listed, whatever happens and however often the connection breaks', async (context) => {
     await using run = await open(context);
     const random = seeded(7);
-    for (let index = 0; index < entries; index++) await putEntry(run, `-${Math.floor(index / 6)}`);
+    for (let index = 0; index < entries; index += 6) {
+      await Promise.all(Array.from({ length: 6 }, () => putEntry(run, `-${index / 6}`)));
+    }
     const view = new View();
     const follower = follow(view, run);
-    for (let step = 0; step < entries; step++) {
-      if (step % 50 === 49) await follower.reconnect();
+    for (let step = 0; step < STEPS; step++) {
+      if (step % 25 === 24) await follower.reconnect();
       await change(run, `-${Math.floor((random() * entries) / 6)}`, random);
     }
     await expectSame(view, run);
