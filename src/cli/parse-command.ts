@@ -5,6 +5,7 @@ import { LAUNCH_FLAGS, type LaunchFlag, type LaunchFlagValues } from '../launch/
 import { readSimOptions, type SimFlag, simFlags } from '../sim/cli-options.ts';
 import type { SimOptions } from '../sim/options.ts';
 import { type TidyResult, tidyArguments } from './arguments.ts';
+import { addPoolCommand, type PoolRequest } from './pool-parse.ts';
 
 /** What a command line asks for. */
 export type ParsedCommand =
@@ -13,6 +14,7 @@ export type ParsedCommand =
   | { readonly kind: 'launch'; readonly flags: LaunchFlagValues }
   | { readonly kind: 'check-config'; readonly file: string }
   | { readonly kind: 'hash-key' }
+  | { readonly kind: 'pool'; readonly request: PoolRequest }
   /** Help or version, for standard output. */
   | { readonly kind: 'print'; readonly text: string }
   /** A mistake, as one sentence. */
@@ -75,6 +77,9 @@ export function parseCommand(argv: readonly string[], version: string): ParsedCo
   });
   addSimCommand(program, (parsed) => {
     result = parsed;
+  });
+  addPoolCommand(program, (request) => {
+    result = { kind: 'pool', request };
   });
   program
     .command('check-config')

@@ -60,6 +60,11 @@ export async function runCli(host: CliHost): Promise<number> {
       return checkConfig(host, command.file);
     case 'hash-key':
       return hashKey(host);
+    case 'pool': {
+      // Loaded only here: the other commands make no calls.
+      const { runPool } = await import('./pool-command.ts');
+      return runPool(host, command.request);
+    }
     case 'serve':
       return serve(host, command.flags);
     case 'launch':

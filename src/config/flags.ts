@@ -61,7 +61,7 @@ export const FLAGS: readonly FlagSpec[] = [
     value: 'name',
     paths: [['discovery', 'dns', 'prefill']],
     group: ENGINES,
-    about: 'name:port or _service._tcp.name whose addresses are prefill engines (repeatable)',
+    about: 'DNS name:port whose addresses are prefill engines (repeatable)',
   },
   {
     name: 'decode-dns',

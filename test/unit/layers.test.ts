@@ -92,6 +92,11 @@ const TABLE: Readonly<Record<string, Row>> = {
     types: ['roles', 'launch'],
     packages: ['node:'],
   },
+  // Talks with a running registry.
+  'cli/pool-command': {
+    areas: ['config', 'core', 'gen', 'rpc', 'services/instance-words'],
+    packages: [PROTOBUF, '@connectrpc/connect', 'node:'],
+  },
   bin: { areas: ['cli', 'roles', 'config/version'], types: ['config', 'obs'], packages: ['node:'] },
 };
 
