@@ -93,6 +93,7 @@ export class Metrics {
   #readQueueDepth: () => number = () => 0;
   #readInstances: () => readonly InstanceWords[] = () => [];
   #readRegistryStale: () => boolean = () => false;
+  #readLegs: () => readonly { readonly instance: string; readonly legs: number }[] = () => [];
   #readBreakers: () => readonly OpenBreaker[] = () => [];
 
   constructor(options: MetricsOptions) {
@@ -102,6 +103,10 @@ export class Metrics {
     this.#gauge('baton_instances', (gauge) => {
       gauge.reset();
       for (const { role, state } of this.#readInstances()) gauge.inc({ role, state });
+    });
+    this.#gauge('baton_instance_legs', (gauge) => {
+      gauge.reset();
+      for (const { instance, legs } of this.#readLegs()) gauge.set({ instance }, legs);
     });
     this.#gauge('baton_breaker_open', (gauge) => {
       gauge.reset();
@@ -268,6 +273,11 @@ export class Metrics {
   /** Counts a breaker that opens or closes. */
   breakerChanged(scope: OpenBreaker['scope'], to: 'open' | 'closed'): void {
     this.#breakerChanges.inc({ scope, to });
+  }
+
+  /** Source of `baton_instance_legs`. Default none. */
+  watchLegs(read: () => readonly { readonly instance: string; readonly legs: number }[]): void {
+    this.#readLegs = read;
   }
 
   /** Source of `baton_breaker_open`. Default none. */

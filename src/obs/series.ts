@@ -131,6 +131,12 @@ export const SERIES = [
     labels: ['result'],
   },
   {
+    name: 'baton_instance_legs',
+    kind: 'gauge',
+    help: 'Legs that this router has reserved or running on an instance; instances without any are left out.',
+    labels: ['instance'],
+  },
+  {
     name: 'baton_breaker_open',
     kind: 'gauge',
     help: '1 for each breaker that is open: of an instance, of what an instance hands over (transfer), of a pair of instances.',

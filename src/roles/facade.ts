@@ -65,7 +65,7 @@ export function buildFacadeOf(parts: FacadeParts): FastifyInstance {
       unhealthyForMs: (id) => unhealthy.unhealthyForMs(id),
       noteAlive: (id) => view.notePassive(id, 'ok'),
       toBatonError: (error) => batonErrorFrom(error, 'ROUTER_UNAVAILABLE'),
-      retryBudget: new RetryBudget(config.retry.budgetPercent),
+      retryBudget: new RetryBudget(config.retry.budgetPercent, now),
       limits: {
         queueMs: timeouts.queueMs,
         routerMs: timeouts.routerMs,

@@ -49,6 +49,7 @@ export function buildRouter(
     },
   });
   metrics.watchQueueDepth(() => router.queueDepth);
+  metrics.watchLegs(() => router.busy());
   metrics.watchBreakers(() =>
     router.breakers
       .open()

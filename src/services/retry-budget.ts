@@ -1,18 +1,28 @@
 /** Keeps retries a share of the requests, so that a sick pool is not finished off by its own retries. */
 export class RetryBudget {
   readonly #percent: number;
+  readonly #now: () => number;
   /** In hundredths of a retry: whole numbers add up exactly. */
   #hundredths: number;
+  /** Earned in the running window and in the one before. */
+  #earned = 0;
+  #earnedBefore = 0;
+  #windowEnd = 0;
 
   /** @param percent retries per hundred requests; 0: none at all */
-  constructor(percent: number) {
+  constructor(percent: number, now: () => number) {
     this.#percent = percent;
+    this.#now = now;
     this.#hundredths = percent > 0 ? RESERVE : 0;
   }
 
   /** Counts a request. */
   earn(): void {
-    this.#hundredths = Math.min(RESERVE, this.#hundredths + this.#percent);
+    this.#turn();
+    this.#earned += this.#percent;
+    // What is saved grows with the traffic: an engine that dies takes its share of it along at once.
+    const most = Math.max(RESERVE, this.#earned + this.#earnedBefore);
+    this.#hundredths = Math.min(most, this.#hundredths + this.#percent);
   }
 
   /** Takes one retry; false when the budget is spent. */
@@ -21,7 +31,17 @@ export class RetryBudget {
     this.#hundredths -= 100;
     return true;
   }
+
+  #turn(): void {
+    const now = this.#now();
+    if (now < this.#windowEnd) return;
+    this.#earnedBefore = now < this.#windowEnd + WINDOW_MS ? this.#earned : 0;
+    this.#earned = 0;
+    this.#windowEnd = now + WINDOW_MS;
+  }
 }
 
 /** Retries that a quiet process may make at once, in hundredths. */
 const RESERVE = 1000;
+/** A busy one may save what it earned in this time, twice at most. */
+const WINDOW_MS = 10_000;

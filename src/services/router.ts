@@ -129,6 +129,11 @@ export class RouterService {
     return this.#seats.inFlight(instanceId);
   }
 
+  /** Instances with legs, for metrics. */
+  busy(): ReturnType<Seats['busy']> {
+    return this.#seats.busy();
+  }
+
   /** Requests that wait for a routable pair. */
   get queueDepth(): number {
     return this.#waiting;

@@ -69,6 +69,11 @@ export class Seats {
     return this.#byId.get(id)?.inFlight ?? 0;
   }
 
+  /** Where anything is running, for metrics. */
+  busy(): readonly { readonly instance: string; readonly legs: number }[] {
+    return [...this.#byId].flatMap(([instance, { inFlight: legs }]) => (legs > 0 ? [{ instance, legs }] : []));
+  }
+
   /** The instance had a turn. */
   pick(id: string): void {
     const seat = this.#byId.get(id);

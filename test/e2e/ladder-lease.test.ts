@@ -96,7 +96,7 @@ async function start(): Promise<Handed> {
         noteAlive: () => undefined,
         chainOf: () => create(TokenChainSchema),
         toBatonError: (error) => new BatonError({ reason: 'INTERNAL', message: String(error) }),
-        retryBudget: new RetryBudget(20),
+        retryBudget: new RetryBudget(20, () => performance.now()),
         limits: {
           queueMs: 0,
           routerMs: 0,

@@ -13,7 +13,7 @@ function earn(budget: RetryBudget, requests: number): void {
 }
 
 test('a quiet process may retry ten times at once', () => {
-  expect(takeAll(new RetryBudget(20))).toBe(10);
+  expect(takeAll(new RetryBudget(20, () => 0))).toBe(10);
 });
 
 test.each([
@@ -24,20 +24,33 @@ test.each([
   [7, 100, 7],
   [100, 3, 3],
 ])('%i %% of %i requests are %i retries', (percent, requests, retries) => {
-  const budget = new RetryBudget(percent);
+  const budget = new RetryBudget(percent, () => 0);
   takeAll(budget);
   earn(budget, requests);
   expect(takeAll(budget)).toBe(retries);
 });
 
-test('more than the reserve is never saved', () => {
-  const budget = new RetryBudget(50);
+test('a busy process saves what it earned lately and no more', () => {
+  let now = 0;
+  const budget = new RetryBudget(20, () => now);
+  for (; now < 100_000; now += 10) earn(budget, 1);
+  // 100 requests a second: 20 retries a second, of at most two windows of 10 s.
+  const saved = takeAll(budget);
+  expect(saved).toBeGreaterThanOrEqual(200);
+  expect(saved).toBeLessThanOrEqual(400);
+});
+
+test('what was saved shrinks to the reserve when there is no traffic any more', () => {
+  let now = 0;
+  const budget = new RetryBudget(50, () => now);
   earn(budget, 10_000);
+  now = 60_000;
+  earn(budget, 1);
   expect(takeAll(budget)).toBe(10);
 });
 
 test('0 % is no retry at all', () => {
-  const budget = new RetryBudget(0);
+  const budget = new RetryBudget(0, () => 0);
   earn(budget, 1000);
   expect(budget.take()).toBe(false);
 });
