@@ -1,7 +1,7 @@
 // Loaded into the store's process by a benchmark, which talks to it over Node's channel between processes: tells the memory
 // after a full collection, and how long the event loop and the garbage collector stood in the way since it was last asked.
 import { monitorEventLoopDelay, PerformanceObserver } from 'node:perf_hooks';
-import { setImmediate } from 'node:timers/promises';
+import { setImmediate, setTimeout } from 'node:timers/promises';
 
 const RESOLUTION_MS = 1;
 const delay = monitorEventLoopDelay({ resolution: RESOLUTION_MS });
@@ -23,11 +23,12 @@ process.on('message', async (question) => {
       await setImmediate();
     }
   }
-  process.send({ ...loop, ...process.memoryUsage() });
-  // What the collection above took is nobody's call.
-  await setImmediate();
+  const memory = process.memoryUsage();
+  // What the collection took is nobody's call, and is told late.
+  await setTimeout(20 * RESOLUTION_MS);
   delay.reset();
   longestPause = 0;
+  process.send({ ...loop, ...memory });
 });
 // The channel must not keep the process alive.
 process.channel?.unref();

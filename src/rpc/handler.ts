@@ -78,7 +78,7 @@ export class RpcHandler {
       return;
     }
     const isUnary = handler.method.methodKind === 'unary';
-    if (isUnary) this.#unaryCalls++;
+    if (isUnary) this.#count(response);
     handler(universalRequest)
       .then((universalResponse) => universalResponseToNodeResponse(universalResponse, response))
       .catch((error: unknown) => {
@@ -87,11 +87,16 @@ export class RpcHandler {
         const requestId = universalRequest.header.get(REQUEST_ID_HEADER) ?? '';
         this.#onFault({ method: path.slice(1), requestId, error });
         response.destroy();
-      })
-      .finally(() => {
-        if (isUnary && --this.#unaryCalls === 0) this.#onIdle?.();
       });
   };
+
+  /** A call is over when its answer is closed: the promise of connect-node waits for an `end` that answers never have. */
+  #count(response: NodeResponse): void {
+    this.#unaryCalls++;
+    response.once('close', () => {
+      if (--this.#unaryCalls === 0) this.#onIdle?.();
+    });
+  }
 }
 
 function parseRequest(request: NodeRequest, response: NodeResponse) {

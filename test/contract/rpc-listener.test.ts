@@ -1,7 +1,7 @@
 import { once } from 'node:events';
 import { createServer as createHttp1Server } from 'node:http';
 import { type ClientHttp2Session, connect as connectHttp2, createServer as createHttp2Server } from 'node:http2';
-import { connect, type Server, type Socket } from 'node:net';
+import { connect, createServer as createNetServer, type Server, type Socket } from 'node:net';
 import { Code, ConnectError } from '@connectrpc/connect';
 import { describe, expect, test } from 'vitest';
 import { PlanMode } from '../../gen/baton/v1/router_pb.ts';
@@ -324,6 +324,29 @@ describe('close', () => {
     await once(socket, 'data');
     await started.listener.close(LONG_MS);
     socket.destroy();
+  });
+
+  test('does not wait for a peer whose call was answered and that then falls silent', async () => {
+    await using started = await start({ router: { planRoute: () => ({}) } });
+    const relay = createNetServer({ allowHalfOpen: true }, (inner) => {
+      const outer = connect({ port: started.listener.port, host: '127.0.0.1', allowHalfOpen: true });
+      inner.pipe(outer).pipe(inner);
+      cut.signal.addEventListener('abort', () => {
+        inner.unpipe(outer).pause();
+        outer.unpipe(inner).pause();
+      });
+      for (const socket of [inner, outer]) socket.on('error', () => undefined);
+    });
+    const cut = new AbortController();
+    await once(relay.listen(0, '127.0.0.1'), 'listening');
+    const address = relay.address();
+    if (address === null || typeof address === 'string') throw new Error('no port');
+    const clients = connectRemote({ url: `http://127.0.0.1:${address.port}` });
+    await clients.router.planRoute({});
+    cut.abort();
+    await started.listener.close(LONG_MS);
+    clients[Symbol.dispose]();
+    relay.close();
   });
 
   test('does not wait for a watcher that does not read', async () => {
