@@ -31,6 +31,8 @@ export function storeTtlMs({ toldTtlMs }: WorldOptions): number {
 }
 
 const LEASE_MS = 2500;
+/** Least turns between two outages: on a slow machine, too, most turns meet none. */
+const CALM_TURNS = 25;
 
 const yamlOf = ({ toldTtlMs, bidirectional }: WorldOptions) => `
 pools:
@@ -185,7 +187,9 @@ export class World implements AsyncDisposable {
   async makeOutages(draw: Draw, isOver: () => boolean): Promise<Record<string, number>> {
     const made: Record<string, number> = {};
     while (!isOver()) {
+      const calmUntil = this.#countEnded() + CALM_TURNS;
       await wait(draw.int(700, 2000));
+      while (!isOver() && this.#countEnded() < calmUntil) await wait(20);
       const pool = draw.chance(0.4) ? this.harness.prefill : this.harness.decode;
       const sim = pool[draw.int(0, pool.length - 1)];
       if (sim === undefined || isOver()) continue;
@@ -218,6 +222,11 @@ export class World implements AsyncDisposable {
       outage.until = performance.now();
     }
     return made;
+  }
+
+  #countEnded(): number {
+    this.line('');
+    return this.#lines.size;
   }
 
   async #lifeOf(instance: string): Promise<{ readonly generation: number; readonly isKnown: boolean }> {
