@@ -75,7 +75,8 @@ export async function startHarness(options: HarnessOptions = {}): Promise<Harnes
     );
   const prefill = await startPool('prefill', options.prefill ?? 2);
   const decode = await startPool('decode', options.decode ?? 2);
-  const plain = await startSim({ ...engine, role: 'both', connector: 'none' });
+  // The test's own client does not repeat a request whose idle connection ends at that moment.
+  const plain = await startSim({ ...engine, role: 'both', connector: 'none', keepAliveMs: 3_600_000 });
   stack.defer(() => plain.close());
   const flags = {
     prefill: prefill.map(({ url }) => url),
