@@ -5,6 +5,7 @@ import { LAUNCH_FLAGS, type LaunchFlag, type LaunchFlagValues } from '../launch/
 import { readSimOptions, type SimFlag, simFlags } from '../sim/cli-options.ts';
 import type { SimOptions } from '../sim/options.ts';
 import { type TidyResult, tidyArguments } from './arguments.ts';
+import { fileKeyHint } from './file-key-hint.ts';
 import { addPoolCommand, type PoolRequest } from './pool-parse.ts';
 
 /** What a command line asks for. */
@@ -26,6 +27,9 @@ const ROLE_COMMANDS: readonly (readonly [RoleName, string])[] = [
   ['kvstore', 'run only the KV cache store'],
   ['registry', 'run only the pool registry'],
 ];
+
+/** Commands that take the flags of `serve`. */
+const SERVING: ReadonlySet<string> = new Set(['serve', ...ROLE_COMMANDS.map(([role]) => role)]);
 
 const TOP_HELP = `
 Start with simulated engines, without a GPU:
@@ -214,6 +218,9 @@ function usageSentence(error: CommanderError, args: readonly string[]): string {
   if (error.code === 'commander.unknownOption' && FLAGS.some((flag) => first.split('=', 1)[0] === `--${flag.name}`)) {
     return `${first} needs a command before it: baton serve ${first} ...`;
   }
+  const unknown = /^error: unknown option '(--[^'=]+)/.exec(error.message)?.[1];
+  const hint = unknown === undefined || !SERVING.has(first) ? undefined : fileKeyHint(unknown);
+  if (hint !== undefined) return `unknown option '${unknown}'; ${hint}`;
   if (error.code === 'commander.excessArguments')
     return `unexpected argument ${error.message.replace(/^.*: |\.$/gs, '')}`;
   if (error.code === 'commander.help') return `unknown command '${args[1] ?? ''}'`;

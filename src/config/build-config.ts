@@ -153,6 +153,7 @@ export function buildConfig(input: BuildInput): Built {
   checkRoles(config, input, sink);
   checkListeners(config, input, sink);
   checkAuth(config, input, sink);
+  checkStore(config, input, sink);
   checkReuse(config, input, sink);
   checkEngines(config, input, sink);
   return { config, ...sink };
@@ -354,6 +355,22 @@ function readValkey(input: BuildInput, sink: Sink): { readonly valkey?: ValkeySe
       ...(valkey.ca === undefined ? {} : { caFile: valkey.ca }),
     },
   };
+}
+
+/** Settings of a backend that is not the chosen one. */
+function checkStore({ roles, store }: Config, { file, locate }: BuildInput, sink: Sink): void {
+  if (!roles.includes('kvstore')) return;
+  if (store.backend !== 'memory' && store.snapshotFile !== undefined) {
+    const message = `has no effect with the ${store.backend} store, which keeps its entries on its server`;
+    sink.warnings.push({ where: locate(['store', 'snapshot_file']), message });
+  }
+  const key = (['url', 'sentinels', 'password_file', 'ca'] as const).find(
+    (name) => file.store.valkey[name] !== undefined,
+  );
+  if (store.backend !== 'valkey' && key !== undefined) {
+    const message = `has no effect with the ${store.backend} store: nothing is kept on that server; choose it with --store valkey (store.backend)`;
+    sink.warnings.push({ where: locate(['store', 'valkey', key]), message });
+  }
 }
 
 function checkListeners(config: Config, input: BuildInput, sink: Sink): void {

@@ -38,7 +38,7 @@ export async function openStore(
     tenantBytes: config.tenantBytes,
   };
   const store = stack.use(
-    await openOrExplain(open, {
+    await openOrExplain(config.backend, open, {
       now: () => performance.now(),
       limits,
       ...(config.snapshotFile === undefined ? {} : { snapshotFile: config.snapshotFile }),
@@ -76,11 +76,13 @@ export async function openStore(
 }
 
 /** A backend that refuses to start says why. */
-async function openOrExplain(open: OpenStore, options: StoreOptions): Promise<KvStore> {
+async function openOrExplain(backend: string, open: OpenStore, options: StoreOptions): Promise<KvStore> {
   try {
     return await open(options);
   } catch (error) {
-    if (error instanceof Error) throw new StartError(`${error.message} (--store)`, { cause: error });
+    // All that can go wrong with the memory of this process is its snapshot.
+    const setting = backend === 'memory' ? '--store-snapshot' : '--valkey-url, store.valkey';
+    if (error instanceof Error) throw new StartError(`${error.message} (${setting})`, { cause: error });
     throw error;
   }
 }

@@ -192,6 +192,7 @@ test('a store process keeps its entries over a stop, and after a kill every earl
   }
   expect(await first.end('SIGTERM')).toBe(0);
   const second = await start();
+  await expect(start()).rejects.toThrow(/is used by another process .* \(--store-snapshot\)/);
   using two = connectRemote({ url: `http://${second.rpc}` });
   const takeFrom = async (remote: typeof one, name: string) => {
     const prompt = { case: 'tokenIds' as const, value: { tokenIds: ids(300) } };

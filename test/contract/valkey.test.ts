@@ -1,6 +1,6 @@
 import { once } from 'node:events';
-import { createServer } from 'node:net';
-import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
+import { createServer, type Socket } from 'node:net';
+import { afterAll, beforeAll, beforeEach, describe, expect, test, vi } from 'vitest';
 import { MissReason } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import type { ValkeyOptions } from '../../src/stores/store.ts';
 import { callId, ids, KEY, newEntry, proofOf } from '../support/kv-store.ts';
@@ -120,6 +120,32 @@ describe('the server', () => {
     await expect(opened({ url: fork.url })).rejects.toThrow(/Valkey 7\.1\.9/);
   });
 
+  test('that does not speak what is asked of it is told apart', async () => {
+    await using web = await serverOf((socket) => void socket.end('HTTP/1.1 400 Bad Request\r\n\r\n'));
+    const tls = ({ url }: { readonly url: string }) => ({ url: url.replace('redis:', 'rediss:') });
+    // The last: Redis waits for the end of a line that TLS does not send.
+    const wrong = [openOn(web), openOn(web, tls(web)), openOn(redis, tls(redis))];
+    const causes: unknown[] = [];
+    for (const opening of wrong) {
+      await using opened = await opening;
+      causes.push(opened.notices.map(({ fields }) => fields?.['cause']));
+    }
+    expect(causes).toEqual([
+      ['what answers there is no Redis or Valkey server'],
+      ['ERR_SSL_WRONG_VERSION_NUMBER: what answers there speaks no TLS'],
+      [expect.stringContaining('no answer in TLS; a port without TLS wants redis://')],
+    ]);
+  });
+
+  test('that wants no password says so once, and nothing is written beside the log', async () => {
+    const warn = vi.spyOn(console, 'warn').mockImplementation(() => {});
+    const url = redis.url.replace('//', '//:sesame@');
+    await using a = await opened({ url });
+    await put(a.store);
+    expect(a.notices).toEqual([{ level: 'warn', message: 'the valkey server wants no password, and is given one' }]);
+    expect(warn).not.toHaveBeenCalled();
+  });
+
   test('that evicts is warned of', async () => {
     await using own = await RedisServer.start(['--maxmemory', '64mb', '--maxmemory-policy', 'allkeys-lru']);
     await using a = await openOn(own);
@@ -159,14 +185,19 @@ describe('the server', () => {
 });
 
 /** A server that says this of itself and knows nothing else. */
-async function oldServer(info: string) {
+function oldServer(info: string) {
+  return serverOf((socket, data) => {
+    const text = `# Server\r\n${info}\r\n`;
+    const isInfo = /info/i.test(data);
+    socket.write(isInfo ? `$${Buffer.byteLength(text)}\r\n${text}\r\n` : '-ERR unknown command\r\n');
+  });
+}
+
+/** A server that answers so. */
+async function serverOf(answer: (socket: Socket, data: string) => void) {
   const server = createServer((socket) => {
     socket.on('error', () => {});
-    socket.on('data', (data) => {
-      const text = `# Server\r\n${info}\r\n`;
-      const isInfo = /info/i.test(String(data));
-      socket.write(isInfo ? `$${Buffer.byteLength(text)}\r\n${text}\r\n` : '-ERR unknown command\r\n');
-    });
+    socket.on('data', (data) => answer(socket, String(data)));
   }).listen(0, '127.0.0.1');
   await once(server, 'listening');
   const address = server.address();

@@ -16,7 +16,7 @@ export function nextPrefix(): string {
 }
 
 /** A store on a server, with what it told its operator. */
-export async function openOn(on: RedisServer, rest: Partial<ValkeyOptions> = {}) {
+export async function openOn(on: Pick<RedisServer, 'url'>, rest: Partial<ValkeyOptions> = {}) {
   const notices: StoreNotice[] = [];
   const store = await STORES.valkey({
     now: () => performance.now(),

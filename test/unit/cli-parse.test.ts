@@ -114,6 +114,10 @@ describe('sim', () => {
 describe('mistakes are one sentence', () => {
   test.each([
     ['serve --prot 1', "unknown option '--prot' (Did you mean --port?)"],
+    ['serve --store-valkey-url=x', "unknown option '--store-valkey-url'; did you mean --valkey-url?"],
+    ['kvstore --valkey-prefix x', "unknown option '--valkey-prefix'; set store.valkey.prefix in the file (--config)"],
+    ['serve --store-max-bytes 1', "unknown option '--store-max-bytes'; set store.max_bytes in the file (--config)"],
+    ['sim --valkey-prefix x', "unknown option '--valkey-prefix'"],
     ['serve --port', '--port needs a value, --port <port>'],
     ['serve --host --port 8000', '--host needs a value, --host <addr>'],
     ['serve --prefiller-host --prefiller-port 1', '--prefiller-host needs a value, --prefiller-host <host>'],

@@ -36,6 +36,29 @@ store:
     expect(memory.kind === 'ok' && memory.config.store.valkey).toBe(undefined);
   });
 
+  test('warns of what the chosen backend has no use for', () => {
+    const url = 'valkey://u:sesame@10.0.0.1';
+    const unused = load({ 'valkey-url': url });
+    expect(unused).toMatchObject({
+      kind: 'ok',
+      warnings: [{ where: '--valkey-url', message: expect.stringContaining('choose it with --store valkey') }],
+    });
+    expect(JSON.stringify(unused)).not.toContain('sesame');
+    const file = 'store:\n  valkey: { password_file: p }\n';
+    expect(load({}, file)).toMatchObject({ warnings: [{ where: expect.stringMatching(/:2:\d+$/) }] });
+    const snapshot = { 'store-snapshot': 'f' };
+    expect(load({ ...snapshot, store: 'valkey', 'valkey-url': url })).toMatchObject({
+      kind: 'ok',
+      warnings: [{ where: '--store-snapshot', message: expect.stringContaining('no effect with the valkey store') }],
+    });
+    const none = [load(snapshot), load({ store: 'valkey', 'valkey-url': url }), load({})];
+    const elsewhere = load({ roles: 'router,facade,registry', 'kvstore-url': 'http://h:1', 'valkey-url': url });
+    for (const fine of [...none, elsewhere]) {
+      const warnings = fine.kind === 'ok' ? fine.warnings : [{ where: 'error', message: '' }];
+      expect(warnings.filter(({ message }) => message.includes('store'))).toEqual([]);
+    }
+  });
+
   test('needs a server', () => {
     expect(load({ store: 'valkey' })).toMatchObject({
       kind: 'error',

@@ -49,18 +49,26 @@ export class Link {
   #downSince = performance.now();
   #told: 'up' | 'down' | undefined;
   readonly #db: number;
+  readonly #isTls: boolean;
   #refusal: BatonError | undefined;
   #cause = '';
   #checked = false;
   #probing: Promise<void> | undefined;
   #timer: NodeJS.Timeout | undefined;
   #closed = false;
+  /** Whether it was told that the password is not needed. */
+  #needless = false;
 
   constructor(options: LinkOptions) {
     this.#options = options;
     this.#main = `{${options.settings.prefix}}:m`;
     this.#db = options.settings.cluster ? 0 : dbOf(options.settings.url);
+    this.#isTls = isTlsUrl(options.settings.url);
     this.#client = clientOf(options);
+    tellOfNeedlessPassword(this.#client, () => {
+      if (!this.#needless) this.#notice('warn', 'the valkey server wants no password, and is given one');
+      this.#needless = true;
+    });
     this.#client.on('error', (error) => this.#noteCause(error));
     this.#client.on('close', () => this.#lost());
   }
@@ -217,14 +225,16 @@ export class Link {
     if (before === state || (before === undefined && state === 'up')) return;
     if (state === 'up') this.#notice('info', 'the valkey server is back');
     else
-      this.#notice('warn', 'the valkey server does not answer: nothing is stored or found until it does', this.#cause);
+      this.#notice(
+        'warn',
+        'the valkey server does not answer: nothing is stored or found until it does',
+        this.#cause === '' ? noAnswer(this.#isTls) : this.#cause,
+      );
   }
 
-  /** Keeps the word for what went wrong, such as ECONNREFUSED or WRONGPASS; the rest could tell more than it should. */
   #noteCause(error: unknown): void {
-    if (!(error instanceof Error)) return;
-    const word = 'code' in error && typeof error.code === 'string' ? error.code : error.message.split(' ')[0];
-    if (word !== undefined && /^[A-Z_]{4,40}$/.test(word)) this.#cause = word;
+    const cause = causeOf(error, this.#isTls);
+    if (cause !== undefined) this.#cause = cause;
   }
 
   #notice(level: StoreNotice['level'], message: string, cause = ''): void {
@@ -246,10 +256,47 @@ function dbOf(url: string): number {
   return Number(new URL(url).pathname.slice(1));
 }
 
+function isTlsUrl(url: string): boolean {
+  return /^(rediss|valkeys):/.test(url);
+}
+
+/**
+ * What went wrong: a word such as ECONNREFUSED or WRONGPASS, or a sentence of one's own; the error's could tell more than it
+ * should. Undefined for what says nothing.
+ */
+function causeOf(error: unknown, isTls: boolean): string | undefined {
+  if (!(error instanceof Error)) return undefined;
+  if (error.name === 'ParserError') return 'what answers there is no Redis or Valkey server';
+  const code = 'code' in error && typeof error.code === 'string' ? error.code : error.message.split(' ')[0];
+  if (code === 'ETIMEDOUT' || error.message === 'Command timed out') return noAnswer(isTls);
+  if (code === 'ERR_SSL_WRONG_VERSION_NUMBER') return `${code}: what answers there speaks no TLS`;
+  return code !== undefined && /^[A-Z_]{4,40}$/.test(code) ? code : undefined;
+}
+
+function noAnswer(isTls: boolean): string {
+  return isTls ? 'ETIMEDOUT: no answer in TLS; a port without TLS wants redis:// or valkey://' : 'ETIMEDOUT';
+}
+
+/** The client would write to standard error of a password that its server does not want; a cluster's nodes still do. */
+function tellOfNeedlessPassword(client: object, tell: () => void): void {
+  if (!(client instanceof Redis)) return;
+  const { auth } = client;
+  const value = (credential: unknown, done: (error: unknown) => void): unknown => {
+    const heard = (error: unknown) => {
+      const isNeedless =
+        error instanceof Error && /no password is set|without any password configured/.test(error.message);
+      if (isNeedless) tell();
+      done(isNeedless ? null : error);
+    };
+    return Reflect.apply(auth, client, [credential, heard]);
+  };
+  Object.defineProperty(client, 'auth', { value });
+}
+
 function clientOf({ settings, password, ca }: LinkOptions): Client {
   const url = new URL(settings.url);
   const secret = password ?? (url.password === '' ? undefined : decodeURIComponent(url.password));
-  const isTls = url.protocol === 'rediss:' || url.protocol === 'valkeys:';
+  const isTls = isTlsUrl(settings.url);
   const db = dbOf(settings.url);
   const address = { host: url.hostname.replace(/^\[(.*)\]$/, '$1'), port: Number(url.port || 6379) };
   const common: RedisOptions = {
