@@ -133,7 +133,8 @@ export function buildConfig(input: BuildInput): Built {
       drainSettleMs: file.timeouts.drain_settle,
       keepAliveMs: file.timeouts.keep_alive,
     },
-    queue: file.queue,
+    queue: { max: file.queue.max, tenantMax: file.queue.tenant_max },
+    limits: { requests: file.limits.requests, prefill: file.limits.prefill, decode: file.limits.decode },
     retry: { budgetPercent: file.retry.budget_percent },
     breaker: {
       failures: file.breaker.failures,
@@ -145,6 +146,7 @@ export function buildConfig(input: BuildInput): Built {
       timeoutMs: file.health.timeout,
       failures: file.health.failures,
       dampingMs: file.health.damping,
+      slowStartMs: file.health.slow_start,
     },
     log: { level: file.log.level, format: file.log.format ?? (input.terminal ? 'pretty' : 'json') },
     lmcache: readLmcache(input, sink, instances),

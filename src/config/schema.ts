@@ -136,7 +136,9 @@ export interface Config {
   readonly disagg: { readonly minUncachedTokens: number };
   readonly identity: { readonly headers: readonly string[]; readonly clientBound: boolean };
   readonly timeouts: TimeoutsConfig;
-  readonly queue: { readonly max: number };
+  readonly queue: { readonly max: number; readonly tenantMax: number };
+  /** Most requests at a time, 0 = no limit. */
+  readonly limits: { readonly requests: number; readonly prefill: number; readonly decode: number };
   readonly retry: { readonly budgetPercent: number };
   readonly breaker: { readonly failures: number; readonly pairFailures: number; readonly openMs: number };
   readonly health: HealthConfig;
@@ -183,6 +185,7 @@ export interface HealthConfig {
   readonly timeoutMs: number;
   readonly failures: number;
   readonly dampingMs: number;
+  readonly slowStartMs: number;
 }
 
 /** How many simulated engines of each kind run in the process. */
@@ -474,7 +477,25 @@ export const fileSchema = z.strictObject({
     keep_alive: field(parseDuration, '4s', "An unused connection to an engine; shorter than the engine's own 5 s."),
   }),
   queue: section({
-    max: field(countParser(0, MAX_COUNT), 1024, 'Requests that wait for an instance; more are answered with 503.'),
+    max: field(countParser(0, MAX_COUNT), 1024, 'Requests that wait for an engine; more are answered with 503.'),
+    tenant_max: field(
+      countParser(0, MAX_COUNT),
+      0,
+      'Requests of one tenant that wait for an engine; more are answered with 429; 0: no limit of its own.',
+    ),
+  }),
+  limits: section({
+    requests: field(
+      countParser(0, MAX_COUNT),
+      0,
+      'Requests that a router has running at a time; more wait; 0: no limit.',
+    ),
+    prefill: field(countParser(0, MAX_COUNT), 0, 'Legs that a prefill engine has at a time; 0: no limit.'),
+    decode: field(
+      countParser(0, MAX_COUNT),
+      0,
+      'Legs that a decode engine, or one of the role `both`, has at a time; its place is taken before the prefill leg; 0: no limit.',
+    ),
   }),
   retry: section({ budget_percent: field(countParser(0, 100), 20, 'Retries per 100 requests.') }),
   breaker: section({
@@ -494,6 +515,11 @@ export const fileSchema = z.strictObject({
     interval: field(parseDuration, '5s', 'Between two health checks of an engine.'),
     timeout: field(parseDuration, '2s', 'An answer to a health check.'),
     failures: field(countParser(1, 1000), 3, 'Failed checks in a row after which an engine is suspect.'),
+    slow_start: field(
+      parseDuration,
+      '10s',
+      'Until an engine that is new or was restarted gets its whole share from policies that weigh; 0: at once.',
+    ),
     damping: field(
       parseDuration,
       '2s',

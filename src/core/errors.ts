@@ -39,6 +39,8 @@ export const ERROR_REASONS = {
   INSTANCE_NOT_FOUND: { code: 'not_found', httpStatus: 404, type: 'invalid_request_error' },
   NO_ROUTABLE_PAIR: { code: 'unavailable', httpStatus: 503, type: 'service_unavailable_error' },
   QUEUE_FULL: { code: 'resource_exhausted', httpStatus: 503, type: 'service_unavailable_error' },
+  TENANT_QUEUE_FULL: { code: 'resource_exhausted', httpStatus: 429, type: 'rate_limit_error' },
+  OVERLOADED: { code: 'unavailable', httpStatus: 503, type: 'service_unavailable_error' },
   SHUTTING_DOWN: { code: 'unavailable', httpStatus: 503, type: 'service_unavailable_error' },
   ENGINE_UNREACHABLE: { code: 'unavailable', httpStatus: 503, type: 'service_unavailable_error' },
   ENGINE_CONNECTION_LOST: { code: 'unavailable', httpStatus: 502, type: 'upstream_error' },

@@ -17,6 +17,8 @@ export interface BodyFacts {
   /** The client wants the token ids of prompt and reply. */
   readonly returnTokenIds: boolean;
   readonly cacheSalt: string;
+  /** Place among the waiting requests of its tenant, lower is earlier, as engines have it. */
+  readonly priority: number;
   /** Why the request cannot be handed over; empty for requests that can. See {@link LOCAL_REASONS}. */
   readonly localReasons: readonly LocalReason[];
   /** Members through which a client would steer hand-overs itself. */
@@ -65,6 +67,7 @@ export function readFacts(api: Api, body: Uint8Array, scan: Scan, conversationId
     returnTokenIds: reader.isTruthy('return_token_ids'),
     continues: api === 'chat.completions' && hasAssistantMessage(body, scan),
     cacheSalt: reader.string('cache_salt'),
+    priority: reader.int32('priority'),
     localReasons,
     refused: REFUSED_MEMBERS.filter((key) => !reader.isAbsent(key)),
   };
@@ -87,6 +90,13 @@ class Reader {
   string(key: string): string {
     const member = findMember(this.#scan, key);
     return member?.type === 'string' ? decodeString(this.#body, member) : '';
+  }
+
+  /** A whole number of 32 bits; 0 for anything else. */
+  int32(key: string): number {
+    const member = findMember(this.#scan, key);
+    const value = member?.type === 'number' ? Number(ascii(this.#body, member)) : 0;
+    return Number.isInteger(value) && Math.abs(value) < 2 ** 31 ? value : 0;
   }
 
   text(key: string): string {

@@ -32,8 +32,10 @@ export function buildRouter(
       minUncachedTokens: config.disagg.minUncachedTokens,
     },
     connector: config.kvConnector,
-    queueMax: config.queue.max,
+    queue: config.queue,
+    limits: config.limits,
     breaker: config.breaker,
+    slowStartMs: config.health.slowStartMs,
     ...(config.identity.clientBound
       ? { bindings: new Bindings((place, reason) => metrics.rebound(place, reason)) }
       : {}),

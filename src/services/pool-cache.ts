@@ -24,10 +24,10 @@ export class PoolCache {
     this.#connector = connector;
   }
 
-  /** The pools for a model, without the instances that this one request must not get. */
-  of(model: string, excluded: ReadonlySet<string>): Pools {
+  /** The pools for a model, without the instances that are barred at this moment, by the reason for it. */
+  of(model: string, barred: ReadonlyMap<string, string>): Pools {
     this.#refresh();
-    if (excluded.size > 0) return this.#build(model, new Map([...excluded].map((id) => [id, 'excluded'])));
+    if (barred.size > 0) return this.#build(model, barred);
     const known = this.#byModel.get(model);
     if (known !== undefined) return known;
     if (this.#byModel.size >= MAX_MODELS) this.#byModel.clear();

@@ -11,6 +11,7 @@ export function routeFacts(request: GenerateRequest): RequestFacts {
     api,
     model: facts.model,
     cacheSalt: facts.cacheSalt,
+    priority: facts.priority,
     conversationId: facts.conversationId,
     stream: facts.stream,
     bodyBytes: body.byteLength,

@@ -29,17 +29,22 @@ import { toMs } from './durations.ts';
 import type { InstanceView } from './instance-view.ts';
 import { modeName, toPlan } from './plan-message.ts';
 import { PoolCache } from './pool-cache.ts';
+import { type QueueLimits, RequestQueue } from './request-queue.ts';
 import type { PreparedReuse, Reuse } from './reuse.ts';
-import { Seats } from './seats.ts';
+import { type SeatLimits, Seats } from './seats.ts';
 
 /** Settings of {@link RouterService}; times in milliseconds. */
 export interface RouterOptions {
   readonly rules: PlanRules;
   /** Connector of the instances that are planned with. */
   readonly connector: string;
-  /** Requests that may wait for a routable pair at once. */
-  readonly queueMax: number;
+  /** Requests that may wait at once. */
+  readonly queue: QueueLimits;
+  /** Requests of the router, and legs of an instance, at a time; 0: any number. */
+  readonly limits: SeatLimits & { readonly requests: number };
   readonly breaker: BreakerSettings;
+  /** Until an instance that is new, or began a new life, gets its whole share of the work, milliseconds; 0: at once. */
+  readonly slowStartMs: number;
   /** Decode-to-prefill reuse; without it every plan is cold. */
   readonly reuse?: Reuse;
   /** Set where conversations keep their instances. */
@@ -89,6 +94,12 @@ interface Reservation extends FinishedPlan {
   readonly legs: LegReport[];
 }
 
+/** A decision with the places that were taken for it. */
+interface Placed {
+  readonly decision: PlanDecision;
+  readonly held: readonly string[];
+}
+
 type PlanDecision = Extract<Decision, { readonly kind: 'plan' }>;
 
 /** Plannings that wait for the prompt's tokens are forgotten after this time. */
@@ -107,9 +118,10 @@ export class RouterService {
   readonly #reservations = new Map<string, Reservation>();
   readonly #planByKey = new Map<string, string>();
   /** Decisions that wait for the prompt's tokens, by plan key, oldest first. */
-  readonly #pending = new Map<string, { readonly decision: PlanDecision; readonly expiresAt: number }>();
-  readonly #stop = new AbortController();
-  #waiting = 0;
+  readonly #pending = new Map<string, { readonly placed: Placed; readonly expiresAt: number }>();
+  readonly #queue: RequestQueue;
+  /** Requests that have a place and no plan yet. */
+  #unplanned = 0;
   /** What was learnt of instances and pairs that fail. */
   readonly breakers: Breakers;
 
@@ -118,10 +130,16 @@ export class RouterService {
     this.#options = options;
     this.#now = options.now ?? (() => performance.now());
     this.#random = options.random ?? Math.random;
-    this.#seats = new Seats(this.#now);
+    this.#seats = new Seats(this.#now, options.limits, options.slowStartMs);
     this.#pools = new PoolCache(view.snapshot, this.#seats, options.connector);
     const observe: ObserveBreaker = (owner, to) => options.observe?.breaker(owner, to);
     this.breakers = new Breakers(view, options.breaker, observe, this.#now);
+    this.#queue = new RequestQueue({
+      limits: options.queue,
+      now: this.#now,
+      onChange: view.onChange,
+      observe: (outcome, ms) => options.observe?.queueLeft(outcome, ms),
+    });
   }
 
   /** Legs reserved or running on an instance. */
@@ -134,25 +152,25 @@ export class RouterService {
     return this.#seats.busy();
   }
 
-  /** Requests that wait for a routable pair. */
+  /** Requests that wait for a routable pair, or for room on one. */
   get queueDepth(): number {
-    return this.#waiting;
+    return this.#queue.depth;
   }
 
   /** Nobody waits here any more: another router, or the next one, has all the time that is left to a request. */
   stopWaiting(): void {
-    const message = 'This router is shutting down.';
-    this.#stop.abort(new BatonError({ reason: 'SHUTTING_DOWN', message, retryAfterMs: RETRY_AFTER_MS }));
+    this.#queue.stop();
   }
 
   async planRoute(request: PlanRouteRequest, call: RouterCall): Promise<PlanRouteResponse> {
     const facts = requireFacts(request.facts);
     const known = this.#planned(request.planKey);
     if (known !== undefined) return known;
-    const decision = this.#takePending(request.planKey) ?? (await this.#makeDecision(request, facts, call.signal));
-    const step = await this.#prepare(request, facts, decision, call.signal);
+    const placed = this.#takePending(request.planKey) ?? (await this.#place(request, facts, call.signal));
+    const { decision } = placed;
+    const step = await this.#prepare(request, facts, placed, call.signal);
     if (step?.kind === 'need-tokens') {
-      this.#remember(request.planKey, decision);
+      this.#remember(request.planKey, placed);
       const { id: instanceId, url } = step.instance;
       return create(PlanRouteResponseSchema, { result: { case: 'needPromptTokens', value: { instanceId, url } } });
     }
@@ -160,6 +178,7 @@ export class RouterService {
     const raced = this.#planned(request.planKey);
     if (raced !== undefined) {
       step?.discard();
+      this.#leave(placed);
       return raced;
     }
     const plan = toPlan(this.#avoidPairs(step?.decision ?? decision), this.#options.connector, randomUUID());
@@ -173,6 +192,7 @@ export class RouterService {
       }
     }
     const response = create(PlanRouteResponseSchema, { result: { case: 'plan', value: plan } });
+    this.#giveUpSeats(placed);
     this.#reserve(plan, request.planKey, response, facts, step);
     this.#options.observe?.planned(modeName(plan.mode), plan.reason);
     return response;
@@ -183,35 +203,70 @@ export class RouterService {
     return avoidPairs(decision, (prefillId, decodeId) => this.breakers.isPairAvoided(prefillId, decodeId));
   }
 
-  /** Counts the decision's legs meanwhile: requests that come before the store has answered must not all get the same pair. */
+  /** What earlier turns left, while the place is held: requests that come meanwhile must not all get the same pair. */
   async #prepare(
     { prompt, excludedInstanceIds }: PlanRouteRequest,
     facts: RequestFacts,
-    decision: PlanDecision,
+    placed: Placed,
     signal: AbortSignal,
   ): Promise<Awaited<ReturnType<Reuse['prepare']>> | undefined> {
     const { reuse } = this.#options;
     if (reuse === undefined) return undefined;
+    const { decision, held } = placed;
     const excluded = new Set(excludedInstanceIds);
-    const held = [decision.prefill[0], decision.decode[0]].flatMap((instance) => instance?.id ?? []);
-    for (const id of held) this.#seats.take(id);
+    const inFlight = (id: string) => this.inFlight(id) - (held.includes(id) ? 1 : 0);
+    const withDecode = (decode: string) => {
+      const other = this.#decide(facts, excluded, { decode });
+      return other.kind === 'plan' && other.decode[0]?.id === decode ? other : decision;
+    };
     try {
-      const inFlight = (id: string) => this.inFlight(id) - (held.includes(id) ? 1 : 0);
-      const withDecode = (decode: string) => {
-        const other = this.#decide(facts, excluded, { decode });
-        return other.kind === 'plan' && other.decode[0]?.id === decode ? other : decision;
-      };
       return await reuse.prepare({ facts, decision, prompt, inFlight, withDecode, signal });
-    } finally {
-      for (const id of held) this.#seats.free(id);
+    } catch (error) {
+      this.#leave(placed);
+      throw error;
     }
   }
 
-  async #makeDecision(request: PlanRouteRequest, facts: RequestFacts, signal: AbortSignal): Promise<PlanDecision> {
+  /** Finds a pair with room for the request, at once or when it is its turn, and takes the places. */
+  async #place(request: PlanRouteRequest, facts: RequestFacts, signal: AbortSignal): Promise<Placed> {
+    this.#forgetPending();
     const excluded = new Set(request.excludedInstanceIds);
-    const decision = await this.#decideOrWait(facts, excluded, toMs(request.maxWait), signal);
-    if (decision.kind !== 'plan') throw noRoute(facts, decision);
-    return decision;
+    const { requests } = this.#options.limits;
+    let last: Decision = { kind: 'no-route', verdicts: [] };
+    let hasRoom = true;
+    const attempt = (): Placed | undefined => {
+      hasRoom = requests === 0 || this.#reservations.size + this.#unplanned < requests;
+      if (!hasRoom) return undefined;
+      last = this.#decideInTurn(facts, excluded);
+      if (last.kind === 'unknown-model') throw noRoute(facts, last);
+      if (last.kind !== 'plan') return undefined;
+      const held = [last.prefill[0], last.decode[0]].flatMap((instance) => instance?.id ?? []);
+      for (const id of held) this.#seats.take(id);
+      this.#unplanned += 1;
+      return { decision: last, held };
+    };
+    const { tenant, priority, model, localReasons } = facts;
+    const kind = JSON.stringify([model, localReasons.length > 0, [...excluded].toSorted()]);
+    const maxWaitMs = toMs(request.maxWait);
+    const placed = await this.#queue.place({ tenant, priority, kind, maxWaitMs, signal, attempt });
+    if (placed !== undefined) return placed;
+    const isFull = last.kind === 'no-route' && last.verdicts.some(({ reason }) => reason === FULL);
+    if (!hasRoom || isFull) {
+      const message = 'All engines that could take this request are busy.';
+      throw new BatonError({ reason: 'OVERLOADED', message, retryAfterMs: this.#queue.retryAfterMs });
+    }
+    throw noRoute(facts, last);
+  }
+
+  #giveUpSeats({ held }: Placed): void {
+    for (const id of held) this.#seats.free(id);
+    this.#unplanned -= 1;
+  }
+
+  /** The request does not use its place. */
+  #leave(placed: Placed): void {
+    this.#giveUpSeats(placed);
+    this.#queue.pump();
   }
 
   /** The answer that a key has got already. */
@@ -219,19 +274,25 @@ export class RouterService {
     return this.#reservations.get(this.#planByKey.get(planKey) ?? '')?.response;
   }
 
-  #remember(planKey: string, decision: PlanDecision): void {
-    const now = this.#now();
-    for (const [key, { expiresAt }] of this.#pending) {
-      if (expiresAt > now) break;
-      this.#pending.delete(key);
-    }
-    if (planKey !== '') this.#pending.set(planKey, { decision, expiresAt: now + PENDING_TTL_MS });
+  #remember(planKey: string, placed: Placed): void {
+    // Nobody can come back to it.
+    if (planKey === '') this.#leave(placed);
+    else this.#pending.set(planKey, { placed, expiresAt: this.#now() + PENDING_TTL_MS });
   }
 
-  #takePending(planKey: string): PlanDecision | undefined {
+  #forgetPending(): void {
+    const now = this.#now();
+    for (const [key, { placed, expiresAt }] of this.#pending) {
+      if (expiresAt > now) break;
+      this.#pending.delete(key);
+      this.#leave(placed);
+    }
+  }
+
+  #takePending(planKey: string): Placed | undefined {
     const pending = this.#pending.get(planKey);
     this.#pending.delete(planKey);
-    return pending?.decision;
+    return pending?.placed;
   }
 
   async reportOutcome(request: ReportOutcomeRequest): Promise<ReportOutcomeResponse> {
@@ -278,7 +339,7 @@ export class RouterService {
     const excluded = new Set(request.excludedInstanceIds);
     const decided = this.#decide(facts, excluded, this.#options.bindings?.bound(facts));
     const decision = decided.kind === 'plan' ? this.#avoidPairs(decided) : decided;
-    const losers = explainLosers(this.#pools.of(facts.model, excluded), decision, facts.model);
+    const losers = explainLosers(this.#pools.of(facts.model, this.#barred(excluded)), decision, facts.model);
     if (decision.kind === 'unknown-model') throw noRoute(facts, decision);
     const told = new Set(decision.verdicts.map(({ instanceId }) => instanceId));
     const verdicts = [...decision.verdicts, ...losers.filter(({ instanceId }) => !told.has(instanceId))];
@@ -297,11 +358,20 @@ export class RouterService {
     await reuse?.finish({ planId: plan.planId, facts, connector: plan.connector, prefillId, decodeId, report });
   }
 
+  #barred(excluded: ReadonlySet<string>): ReadonlyMap<string, string> {
+    const { full } = this.#seats;
+    if (full.size + excluded.size === 0) return NOBODY;
+    return new Map([
+      ...[...full].map((id) => [id, FULL] as const),
+      ...[...excluded].map((id) => [id, 'excluded'] as const),
+    ]);
+  }
+
   #decide(facts: RequestFacts, excluded: ReadonlySet<string>, prefer?: Preference): Decision {
     const { model, bodyBytes, localReasons } = facts;
     const open = this.breakers.avoided();
     const view = {
-      pools: this.#pools.of(model, excluded),
+      pools: this.#pools.of(model, this.#barred(excluded)),
       cooling: open.size === 0 ? this.#coolingNow() : new Set([...this.#coolingNow(), ...open]),
       random: this.#random,
       now: this.#now(),
@@ -323,63 +393,6 @@ export class RouterService {
       if (instance !== undefined) this.#seats.pick(instance.id);
     }
     return placed?.decision ?? decision;
-  }
-
-  /** Queues for a routable pair: only here, before a P leg has cost anything. */
-  async #decideOrWait(
-    facts: RequestFacts,
-    excluded: ReadonlySet<string>,
-    maxWaitMs: number,
-    signal: AbortSignal,
-  ): Promise<Decision> {
-    let decision = this.#decideInTurn(facts, excluded);
-    if (decision.kind !== 'no-route' || maxWaitMs <= 0) return decision;
-    if (this.#waiting >= this.#options.queueMax) {
-      throw new BatonError({
-        reason: 'QUEUE_FULL',
-        message: 'Too many requests are waiting for an engine.',
-        retryAfterMs: RETRY_AFTER_MS,
-      });
-    }
-    const since = this.#now();
-    let outcome = 'client_gone';
-    const left = AbortSignal.any([signal, this.#stop.signal]);
-    this.#waiting += 1;
-    try {
-      while (decision.kind === 'no-route') {
-        const leftMs = since + maxWaitMs - this.#now();
-        if (leftMs <= 0 || !(await this.#change(leftMs, left))) {
-          outcome = 'timeout';
-          return decision;
-        }
-        decision = this.#decideInTurn(facts, excluded);
-      }
-      outcome = 'routed';
-      return decision;
-    } finally {
-      this.#waiting -= 1;
-      if (outcome === 'client_gone' && !signal.aborted) outcome = 'shutting_down';
-      this.#options.observe?.queueLeft(outcome, this.#now() - since);
-    }
-  }
-
-  /** @returns false when time ran out; throws when the caller gave up, or this router did. */
-  #change(withinMs: number, signal: AbortSignal): Promise<boolean> {
-    return new Promise((resolve, reject) => {
-      const settle = (act: () => void) => {
-        clearTimeout(timer);
-        unsubscribe();
-        signal.removeEventListener('abort', leave);
-        act();
-      };
-      const stop = this.#stop.signal;
-      const why = () => (stop.aborted && signal.reason === stop.reason ? stop.reason : gone(signal));
-      const leave = () => settle(() => reject(why()));
-      const timer = setTimeout(() => settle(() => resolve(false)), withinMs);
-      const unsubscribe = this.#view.onChange(() => settle(() => resolve(true)));
-      if (signal.aborted) leave();
-      else signal.addEventListener('abort', leave, { once: true });
-    });
   }
 
   #coolingNow(): ReadonlySet<string> {
@@ -432,6 +445,7 @@ export class RouterService {
     this.#planByKey.delete(reservation.key);
     reservation.trials?.end();
     for (const place of PLACES) this.#moveSlot(reservation, place, undefined);
+    this.#queue.pump();
   }
 
   /** P's slot is free as soon as it has answered; where a leg was never sent, the fallback that is asked next has it. */
@@ -453,6 +467,7 @@ export class RouterService {
     if (from !== undefined) this.#seats.free(from);
     if (to !== undefined) this.#seats.take(to);
     slots[place] = to;
+    if (from !== undefined) this.#queue.pump();
   }
 
   #policyOf(place: Place): Policy {
@@ -486,6 +501,9 @@ function policyRequest({ tenant, conversationId, prefix }: RequestFacts): Policy
 }
 
 const NONE: ReadonlySet<string> = new Set();
+const NOBODY: ReadonlyMap<string, string> = new Map();
+/** Verdict of an instance with as many legs as it may have. */
+const FULL = 'full';
 
 function requireFacts(facts: RequestFacts | undefined): RequestFacts {
   if (facts !== undefined) return facts;
@@ -515,8 +533,4 @@ function noRoute(
     message: `No engine can take this request at the moment${why.length === 0 ? '' : `: ${why.join('; ')}`}.`,
     retryAfterMs: RETRY_AFTER_MS,
   });
-}
-
-function gone(signal: AbortSignal): BatonError {
-  return new BatonError({ reason: 'CLIENT_GONE', message: 'The caller gave up.' }, { cause: signal.reason });
 }

@@ -1,7 +1,15 @@
-import type { Instance } from '../../gen/baton/v1/instance_pb.ts';
+import { type Instance, InstanceState, Role } from '../../gen/baton/v1/instance_pb.ts';
 import { hash32 } from '../core/hash32.ts';
 import type { LoadReading } from '../core/policy.ts';
 import type { Seated } from '../core/pools.ts';
+
+/** Least part of its share that an instance gets while it begins. */
+const LEAST_SHARE = 0.1;
+
+interface Ramp {
+  readonly ms: number;
+  readonly now: () => number;
+}
 
 /** One instance as the router sees it over the whole of its life: its own counts beside the newest description. */
 class Seat implements Seated {
@@ -11,8 +19,13 @@ class Seat implements Seated {
   inFlight = 0;
   lastPick = 0;
   reading: LoadReading | undefined;
+  /** The life that was READY last, and since when; a short absence of the same life changes nothing. */
+  life: number | undefined;
+  readySince = Number.NEGATIVE_INFINITY;
+  readonly #ramp: Ramp;
 
-  constructor(instance: Instance) {
+  constructor(instance: Instance, ramp: Ramp) {
+    this.#ramp = ramp;
     this.id = instance.id;
     this.hash = hash32(instance.id);
     this.instance = instance;
@@ -20,24 +33,49 @@ class Seat implements Seated {
 
   get weight(): number {
     const { weight = 1 } = this.instance;
-    return weight > 0 ? weight : 1;
+    return (weight > 0 ? weight : 1) * this.#share();
   }
+
+  /** Caches of a new life are cold, and a policy that looks for the least loaded one would send everything there. */
+  #share(): number {
+    if (this.readySince === Number.NEGATIVE_INFINITY || this.#ramp.ms === 0) return 1;
+    return Math.min(1, Math.max(LEAST_SHARE, (this.#ramp.now() - this.readySince) / this.#ramp.ms));
+  }
+}
+
+/** Most legs of an instance by what it does, 0: any number. */
+export interface SeatLimits {
+  readonly prefill: number;
+  readonly decode: number;
 }
 
 /** The one owner of what this router has running where, and of whose turn it was. */
 export class Seats {
   readonly #byId = new Map<string, Seat>();
   readonly #now: () => number;
+  readonly #limits: SeatLimits;
+  readonly #ramp: Ramp;
+  /** Some instance was READY before: with nobody there, nothing is to be spared from one that begins. */
+  #hasBegun = false;
+  readonly #full = new Set<string>();
   #picks = 0;
 
-  constructor(now: () => number) {
+  /** @param slowStartMs until an instance that begins has its whole share, 0: at once */
+  constructor(now: () => number, limits: SeatLimits, slowStartMs: number) {
     this.#now = now;
+    this.#limits = limits;
+    this.#ramp = { ms: slowStartMs, now };
+  }
+
+  /** Instances that have as many legs as they may. */
+  get full(): ReadonlySet<string> {
+    return this.#full;
   }
 
   /** The seat of an instance, told its newest description; the same object as long as the id is known. */
   describe(instance: Instance): Seated {
     const known = this.#byId.get(instance.id);
-    const seat = known ?? new Seat(instance);
+    const seat = known ?? new Seat(instance, this.#ramp);
     if (known === undefined) this.#byId.set(instance.id, seat);
     const { load } = instance;
     if (known === undefined || load !== known.instance.load) {
@@ -52,6 +90,11 @@ export class Seats {
             };
     }
     seat.instance = instance;
+    const life = instance.incarnation?.generation ?? 0;
+    if (instance.state === InstanceState.READY && seat.life !== life) {
+      seat.life = life;
+      seat.readySince = this.#hasBegun ? this.#now() : Number.NEGATIVE_INFINITY;
+    }
     return seat;
   }
 
@@ -62,6 +105,7 @@ export class Seats {
   /** Forgets instances that are not in `kept` and have nothing running. */
   retain(kept: ReadonlySet<string>): void {
     for (const [id, { inFlight }] of this.#byId) if (inFlight === 0 && !kept.has(id)) this.#byId.delete(id);
+    this.#hasBegun ||= [...this.#byId.values()].some(({ life }) => life !== undefined);
   }
 
   /** Legs reserved or running on an instance. */
@@ -83,11 +127,22 @@ export class Seats {
 
   take(id: string): void {
     const seat = this.#byId.get(id);
-    if (seat !== undefined) seat.inFlight += 1;
+    if (seat === undefined) return;
+    seat.inFlight += 1;
+    this.#mark(seat);
   }
 
   free(id: string): void {
     const seat = this.#byId.get(id);
-    if (seat !== undefined && seat.inFlight > 0) seat.inFlight -= 1;
+    if (seat === undefined || seat.inFlight === 0) return;
+    seat.inFlight -= 1;
+    this.#mark(seat);
+  }
+
+  #mark({ id, instance, inFlight }: Seat): void {
+    const { prefill, decode } = this.#limits;
+    const limit = instance.role === Role.PREFILL ? prefill : decode;
+    if (limit > 0 && inFlight >= limit) this.#full.add(id);
+    else this.#full.delete(id);
   }
 }

@@ -30,6 +30,7 @@ const facts = {
   stream: true,
   conversationId: '',
   cacheSalt: '',
+  priority: 0,
   localReasons: [],
   refused: [],
   continues: false,

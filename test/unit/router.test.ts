@@ -26,7 +26,9 @@ interface Setup {
   readonly breakers: string[];
 }
 
-function setup(instances: readonly Instance[] = READY, queueMax = 2): Setup {
+const NO_LIMITS = { requests: 0, prefill: 0, decode: 0 };
+
+function setup(instances: readonly Instance[] = READY, queueMax = 2, limits = NO_LIMITS): Setup {
   const pools = new Pools(instances);
   const left: string[] = [];
   const planned: string[] = [];
@@ -34,7 +36,9 @@ function setup(instances: readonly Instance[] = READY, queueMax = 2): Setup {
   const router = new RouterService(pools, {
     rules: { prefillPolicy: roundRobin(), decodePolicy: roundRobin(), minUncachedTokens: 0 },
     connector: 'nixl',
-    queueMax,
+    queue: { max: queueMax, tenantMax: 0 },
+    limits,
+    slowStartMs: 0,
     breaker: { failures: 3, pairFailures: 2, openMs: 1000 },
     observe: {
       breaker: (owner, to) => breakers.push(`${Object.values(owner).join(' ')} ${to}`),
@@ -51,14 +55,17 @@ interface Ask {
   readonly localReasons?: string[];
   readonly maxWaitMs?: number;
   readonly excluded?: string[];
+  readonly tenant?: string;
+  readonly priority?: number;
   readonly signal?: AbortSignal;
 }
 
 async function planOf(router: RouterService, ask: Ask = {}): Promise<Plan> {
   const { planKey = '', model = 'm', localReasons = [], maxWaitMs, excluded = [], signal } = ask;
+  const { tenant = '', priority = 0 } = ask;
   const request = create(PlanRouteRequestSchema, {
     planKey,
-    facts: { requestId: 'r', model, localReasons },
+    facts: { requestId: 'r', tenant, priority, model, localReasons },
     excludedInstanceIds: excluded,
     ...(maxWaitMs === undefined ? {} : { maxWait: durationFromMs(maxWaitMs) }),
   });
@@ -444,5 +451,67 @@ describe('the queue', () => {
     await vi.advanceTimersByTimeAsync(10);
     pools.set(READY);
     expect(await waiting).toBe('MODEL_NOT_FOUND');
+  });
+});
+
+describe('limits', () => {
+  const WAIT = { maxWaitMs: 1000 };
+  const D_ONE = { ...NO_LIMITS, decode: 1 };
+
+  test('an engine gets no more legs than it may have; the request that fits nowhere waits until one has ended', async () => {
+    const { router, left } = setup(READY, 9, D_ONE);
+    const plans = await Promise.all([1, 2, 3].map(() => planOf(router)));
+    expect(plans.map(({ decode }) => decode?.instanceId).toSorted()).toEqual(['d1', 'd2', 'd3']);
+    const waiting = planOf(router, WAIT);
+    await vi.advanceTimersByTimeAsync(500);
+    expect(router.queueDepth).toBe(1);
+    await finish(router, plans[1]?.planId ?? '');
+    expect((await waiting).decode?.instanceId).toBe(plans[1]?.decode?.instanceId);
+    expect(left).toEqual(['routed']);
+  });
+
+  test('a full engine is no fallback either, and a dry run says why it lost', async () => {
+    const { router } = setup(READY, 9, D_ONE);
+    const first = await planOf(router);
+    const second = await planOf(router);
+    expect(second.decodeFallbacks.map(({ instanceId }) => instanceId)).not.toContain(first.decode?.instanceId);
+    const facts = { requestId: 'r', model: 'm' };
+    const { plan } = await router.explainRoute(create(ExplainRouteRequestSchema, { facts }));
+    expect(plan?.verdicts.filter(({ reason }) => reason === 'full')).toHaveLength(2);
+  });
+
+  test('a request that found no room in time is told that the engines are busy, not that there are none', async () => {
+    const { router } = setup(READY, 9, { ...NO_LIMITS, requests: 1 });
+    await planOf(router);
+    expect(await reasonOf(planOf(router))).toBe('OVERLOADED');
+    const waiting = reasonOf(planOf(router, WAIT));
+    await vi.advanceTimersByTimeAsync(1000);
+    expect(await waiting).toBe('OVERLOADED');
+    expect(router.queueDepth).toBe(0);
+  });
+
+  test('room goes to tenants in turn, and within one by priority', async () => {
+    const { router } = setup(READY, 9, { ...NO_LIMITS, requests: 1 });
+    let { planId } = await planOf(router);
+    const order: string[] = [];
+    const ask = (name: string, priority: number) =>
+      planOf(router, { ...WAIT, tenant: name[0] ?? '', priority }).then((plan) => {
+        order.push(name);
+        planId = plan.planId;
+      });
+    const all = [ask('a1', 0), ask('a2', -1), ask('a3', 0), ask('b1', 5)];
+    for (let i = 0; i < 4; i++) {
+      await finish(router, planId);
+      await vi.advanceTimersByTimeAsync(0);
+    }
+    await Promise.all(all);
+    expect(order).toEqual(['a2', 'b1', 'a1', 'a3']);
+  });
+
+  test('requests that ask at the same moment do not get the same last place', async () => {
+    const { router } = setup([prefillOf('p1'), decodeOf('d1')], 9, D_ONE);
+    const asked = await Promise.all([1, 2, 3].map(() => reasonOf(planOf(router))));
+    expect(asked.toSorted()).toEqual(['OVERLOADED', 'OVERLOADED', 'none']);
+    expect(router.inFlight('d1')).toBe(1);
   });
 });
