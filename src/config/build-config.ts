@@ -243,11 +243,24 @@ function readInstances(input: BuildInput, defaults: InstanceDefaults, sink: Sink
   return buildInstances(items, defaults, input.known.connectors, sink);
 }
 
-function readDiscovery({ file, dns }: FileConfig['discovery']): DiscoveryConfig {
+function readDiscovery({ file, dns, kubernetes }: FileConfig['discovery']): DiscoveryConfig {
+  const { selector, namespace, port, kubeconfig } = kubernetes;
   return {
     ...(file === undefined ? {} : { file }),
     dns: { prefill: dns.prefill ?? [], decode: dns.decode ?? [], both: dns.both ?? [] },
     dnsIntervalMs: dns.interval,
+    ...(selector === undefined
+      ? {}
+      : {
+          kubernetes: {
+            selector,
+            roleLabel: kubernetes.role_label,
+            scheme: kubernetes.scheme,
+            ...(namespace === undefined ? {} : { namespace }),
+            ...(port === undefined ? {} : { port }),
+            ...(kubeconfig === undefined ? {} : { kubeconfig }),
+          },
+        }),
   };
 }
 

@@ -1,7 +1,7 @@
 import { field, optional, section } from './fields.ts';
 import { parseServerUrl } from './instance-url.ts';
 import type { InstanceConfig, InstanceRole } from './schema.ts';
-import { bad, listParser, ok, parseDuration, parseText, show, type ValueParser } from './values.ts';
+import { bad, choiceParser, listParser, ok, parseDuration, parseText, show, type ValueParser } from './values.ts';
 
 /** What instances have by their role, unless they say otherwise. */
 export type InstanceDefaults = Readonly<Record<InstanceRole, Omit<InstanceConfig, 'id' | 'url' | 'role' | 'lmcache'>>>;
@@ -17,16 +17,34 @@ export interface DnsName {
   readonly prefix: string;
 }
 
+/** EndpointSlices of a Kubernetes cluster. */
+export interface KubernetesConfig {
+  /** Label selector of the slices, as the API takes it. */
+  readonly selector: string;
+  /** `*` for all; absent: that of the kubeconfig's context, or of the pod. */
+  readonly namespace?: string;
+  /** Label of a slice whose value is the role. */
+  readonly roleLabel: string;
+  /** Name or number of the port; absent: the first. */
+  readonly port?: string;
+  readonly scheme: 'http' | 'https';
+  readonly kubeconfig?: string;
+}
+
 /** Where instances come from beside the settings; files are paths as given, durations in milliseconds. */
 export interface DiscoveryConfig {
   readonly file?: string;
   readonly dns: Readonly<Record<InstanceRole, readonly DnsName[]>>;
   readonly dnsIntervalMs: number;
+  readonly kubernetes?: KubernetesConfig;
 }
 
 /** Names of the sources in the settings that ask something over the network. */
-export function remoteSources({ dns }: DiscoveryConfig): readonly string[] {
-  return Object.values(dns).some((list) => list.length > 0) ? ['dns'] : [];
+export function remoteSources({ dns, kubernetes }: DiscoveryConfig): readonly string[] {
+  return [
+    ...(Object.values(dns).some((list) => list.length > 0) ? ['dns'] : []),
+    ...(kubernetes === undefined ? [] : ['kubernetes']),
+  ];
 }
 
 /** Reads `[http(s)://]name:port[/prefix]`, or `[http(s)://]_service._proto.name[/prefix]` for an SRV record. */
@@ -73,5 +91,25 @@ export const discoveryKeys = {
     decode: names('decode engines'),
     both: names('engines that do both'),
     interval: field(parseDuration, '10s', 'Between two look-ups.'),
+  }),
+  kubernetes: section({
+    selector: optional(
+      parseText,
+      'none',
+      'Label selector of the EndpointSlices whose endpoints are engines; a slice has the labels of its service.',
+    ),
+    namespace: optional(parseText, 'that of the kubeconfig or of the pod', 'Namespace of the slices; `*` for all.'),
+    role_label: field(
+      parseText,
+      'llm-d.ai/role',
+      'Label of a slice that tells the role: `prefill`, `decode` or `both` (`prefill-decode`).',
+    ),
+    port: optional(parseText, 'the first', "Name or number of the slices' port."),
+    scheme: field(choiceParser(['http', 'https']), 'http', 'How the engines are spoken to.'),
+    kubeconfig: optional(
+      parseText,
+      '`KUBECONFIG`, `~/.kube/config`, or the cluster around the pod',
+      'File that tells of the API server.',
+    ),
   }),
 };

@@ -72,6 +72,22 @@ export const FLAGS: readonly FlagSpec[] = [
     about: 'the same for decode engines',
   },
   {
+    name: 'kubernetes-selector',
+    kind: 'value',
+    value: 'labels',
+    paths: [['discovery', 'kubernetes', 'selector']],
+    group: ENGINES,
+    about: 'EndpointSlices with these labels are engines (none)',
+  },
+  {
+    name: 'kubernetes-namespace',
+    kind: 'value',
+    value: 'name',
+    paths: [['discovery', 'kubernetes', 'namespace']],
+    group: ENGINES,
+    about: 'their namespace (that of the pod); *: all',
+  },
+  {
     name: 'engine-auth',
     kind: 'value',
     value: 'mode',

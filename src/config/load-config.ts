@@ -75,8 +75,11 @@ function rolesInFile(source: YamlSource): readonly string[] | undefined {
 function noDefaults(source: YamlSource, layers: readonly Layer[]): readonly string[] | undefined {
   const inFile = isRecord(source.data['discovery']) ? source.data['discovery'] : {};
   const dns = isRecord(inFile['dns']) ? inFile['dns'] : {};
+  const kubernetes = isRecord(inFile['kubernetes']) ? inFile['kubernetes'] : {};
   const named =
-    [inFile['file'], dns['prefill'], dns['decode'], dns['both']].some((value) => value !== undefined) ||
+    [inFile['file'], dns['prefill'], dns['decode'], dns['both'], kubernetes['selector']].some(
+      (value) => value !== undefined,
+    ) ||
     FLAGS.some(
       ({ name, paths }) => paths?.[0]?.[0] === 'discovery' && layers.some(({ values }) => values[name] !== undefined),
     );
