@@ -3,8 +3,8 @@ package main
 import (
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"os"
-	"slices"
 	"testing"
 )
 
@@ -37,8 +37,8 @@ func TestChainVectors(t *testing.T) {
 		for _, digest := range chain.Digests {
 			digests = append(digests, hex.EncodeToString(digest))
 		}
-		if !slices.Equal(digests, v.Chain.Digests) || !slices.Equal(chain.TailTokenIds, v.Chain.TailTokenIds) ||
-			chain.TokenCount != v.Chain.TokenCount {
+		if fmt.Sprint(digests, chain.TailTokenIds, chain.TokenCount) !=
+			fmt.Sprint(v.Chain.Digests, v.Chain.TailTokenIds, v.Chain.TokenCount) {
 			t.Errorf("%s: another chain", v.Name)
 		}
 	}

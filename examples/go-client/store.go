@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"crypto/rand"
+	"encoding/hex"
 	"net/http"
 	"strings"
 	"time"
@@ -28,13 +29,22 @@ func OpenStore(url string, budget time.Duration) *Store {
 	return &Store{rpc: batonv1connect.NewKVCacheStoreClient(http.DefaultClient, url), budget: budget}
 }
 
+// callKey names a call, so that it can be sent again.
+func callKey() string {
+	var key [16]byte
+	if _, err := rand.Read(key[:]); err != nil {
+		panic(err)
+	}
+	return hex.EncodeToString(key[:])
+}
+
 // Put keeps what a finished turn left at its decode engine; ids are those of the prompt and of the reply.
 func (s *Store) Put(ctx context.Context, key *batonv1.EntryKey, owner *batonv1.EntryOwner,
 	handle *batonv1.KvTransferParams, ids []uint32, blockSize uint32, ttl time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	_, err := s.rpc.PutEntry(ctx, connect.NewRequest(&batonv1.PutEntryRequest{
-		IdempotencyKey:  rand.Text(),
+		IdempotencyKey:  callKey(),
 		Key:             key,
 		Owner:           owner,
 		Connector:       "nixl",
@@ -64,7 +74,7 @@ func (s *Store) Take(ctx context.Context, key *batonv1.EntryKey, prompt []uint32
 	ctx, cancel := context.WithTimeout(ctx, s.budget)
 	defer cancel()
 	answer, err := s.rpc.TakeEntry(ctx, connect.NewRequest(&batonv1.TakeEntryRequest{
-		IdempotencyKey: rand.Text(),
+		IdempotencyKey: callKey(),
 		Key:            key,
 		Prompt:         &batonv1.TakeEntryRequest_TokenIds{TokenIds: &batonv1.TokenIds{TokenIds: prompt}},
 	}))
@@ -84,7 +94,7 @@ func (s *Store) Take(ctx context.Context, key *batonv1.EntryKey, prompt []uint32
 
 // cut shortens a handle, count and blocks together: with the count alone the engine would read wrong blocks.
 func cut(handle *batonv1.KvTransferParams, tokens, blockSize uint32) *batonv1.KvTransferParams {
-	short := proto.CloneOf(handle)
+	short := proto.Clone(handle).(*batonv1.KvTransferParams)
 	short.RemoteNumTokens = &tokens
 	group := short.RemoteBlockIds.Groups[0]
 	group.Ids = group.Ids[:(tokens+blockSize-1)/blockSize]
