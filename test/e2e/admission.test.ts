@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { ask, chatBody, errorOf, expectRight, metricOf, startLadder } from './ladder-support.ts';
+import { chatBody, errorOf, metricOf, startLadder } from './ladder-support.ts';
 
 test('requests over a limit wait in turn; over the limits of waiting they are told 429 or 503 and when to come again', async () => {
   await using harness = await startLadder({
@@ -9,22 +9,22 @@ test('requests over a limit wait in turn; over the limits of waiting they are to
   await harness.ready();
   const tenant = (key: string) => ({ authorization: `Bearer ${key}` });
   const body = chatBody({ stream: true, max_tokens: 40 });
-  const running = ask(harness, body, tenant('one'));
+  const running = harness.ask(body, tenant('one'));
   await expect.poll(() => harness.decode.some((sim) => sim.state().running > 0), { interval: 5 }).toBe(true);
-  const waiting = ask(harness, chatBody(), tenant('one'));
+  const waiting = harness.ask(chatBody(), tenant('one'));
   const depth = (count: number) =>
     expect.poll(() => metricOf(harness, 'baton_queue_depth'), { interval: 5 }).toBe(count);
   await depth(1);
-  const refused = await ask(harness, chatBody(), tenant('one'));
+  const refused = await harness.ask(chatBody(), tenant('one'));
   expect([refused.status, errorOf(refused).code]).toEqual([429, 'tenant_queue_full']);
   expect(Number(refused.headers.get('retry-after'))).toBeGreaterThanOrEqual(1);
-  const other = ask(harness, chatBody(), tenant('two'));
+  const other = harness.ask(chatBody(), tenant('two'));
   await depth(2);
-  const full = await ask(harness, chatBody(), tenant('three'));
+  const full = await harness.ask(chatBody(), tenant('three'));
   expect([full.status, errorOf(full).code]).toEqual([503, 'queue_full']);
   expect(Number(full.headers.get('retry-after'))).toBeGreaterThanOrEqual(1);
-  await expectRight(harness, await waiting);
-  await expectRight(harness, await other);
+  await harness.expectRight(await waiting);
+  await harness.expectRight(await other);
   expect((await running).status).toBe(200);
   await depth(0);
 });
@@ -36,9 +36,9 @@ test('who waits in vain for room is told that the engines are busy', async () =>
     engine: { decodeMsPerToken: 40, eosEvery: 0 },
   });
   await harness.ready();
-  const running = ask(harness, chatBody({ max_tokens: 40 }));
+  const running = harness.ask(chatBody({ max_tokens: 40 }));
   await expect.poll(() => harness.decode[0]?.state().running, { interval: 5 }).toBe(1);
-  const late = await ask(harness);
+  const late = await harness.ask();
   expect([late.status, errorOf(late).code, late.headers.get('retry-after')]).toEqual([503, 'overloaded', '1']);
   expect((await running).status).toBe(200);
 });

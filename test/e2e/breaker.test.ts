@@ -1,9 +1,8 @@
 import { afterEach, describe, expect, test } from 'vitest';
 import type { Sim } from '../../src/sim/start-sim.ts';
-import type { Harness } from '../support/harness.ts';
-import { ask, callCounts, engine, expectRight, legsOf, metricOf, startLadder } from './ladder-support.ts';
+import { engine, type Ladder, legsOf, metricOf, startLadder } from './ladder-support.ts';
 
-let harness: Harness;
+let harness: Ladder;
 const start = async (openMs = 60_000) => {
   const yaml = `breaker: { failures: 3, pair_failures: 2, open: ${openMs}ms }\nretry: { budget_percent: 100 }\n`;
   harness = await startLadder({ yaml });
@@ -20,33 +19,33 @@ describe('a breaker', () => {
     for (const status of [400, 404, 413, 422, 429]) {
       const fault = { kind: 'status', status, count: 5, body: { error: { message: 'no', code: status } } } as const;
       for (const sim of harness.prefill) await sim.setFault({ ...fault, leg: 'prefill' });
-      for (let i = 0; i < 5; i++) expect((await ask(harness)).status).toBe(status);
+      for (let i = 0; i < 5; i++) expect((await harness.ask()).status).toBe(status);
       for (const sim of harness.prefill) await sim.clearFaults();
       for (const sim of harness.decode) await sim.setFault({ ...fault, leg: 'decode' });
-      for (let i = 0; i < 5; i++) expect((await ask(harness)).status).toBe(status);
+      for (let i = 0; i < 5; i++) expect((await harness.ask()).status).toBe(status);
       for (const sim of harness.decode) await sim.clearFaults();
     }
     expect(opened()).toEqual([]);
-    await expectRight(harness, await ask(harness));
+    await harness.expectRight(await harness.ask());
   });
 
   test('takes an engine that answers 500 out of the plans, and a trial brings it back', async () => {
     await start(300);
     const sick = engine(harness.prefill, 1);
     await sick.setFault({ kind: 'status', status: 500, leg: 'prefill', count: 1000 });
-    for (let i = 0; i < 8; i++) await expectRight(harness, await ask(harness));
+    for (let i = 0; i < 8; i++) await harness.expectRight(await harness.ask());
     expect(opened()).toHaveLength(1);
     const series = `baton_breaker_open{scope="instance",instance="${new URL(sick.url).host}",peer=""}`;
     expect(await metricOf(harness, series)).toBe(1);
     // Three failures opened it; beyond these only trials reach it, ever fewer.
-    const before = callCounts(harness)[1] ?? 0;
-    for (let i = 0; i < 20; i++) await expectRight(harness, await ask(harness));
-    expect((callCounts(harness)[1] ?? 0) - before).toBeLessThanOrEqual(3);
+    const before = harness.callCounts()[1] ?? 0;
+    for (let i = 0; i < 20; i++) await harness.expectRight(await harness.ask());
+    expect((harness.callCounts()[1] ?? 0) - before).toBeLessThanOrEqual(3);
     await sick.clearFaults();
     await expect
       .poll(
         async () => {
-          await expectRight(harness, await ask(harness));
+          await harness.expectRight(await harness.ask());
           return metricOf(harness, series);
         },
         { timeout: 15_000, interval: 50 },
@@ -61,7 +60,7 @@ describe('a breaker', () => {
     const d0 = engine(harness.decode, 0);
     await d0.setFault({ kind: 'status', status: 500, leg: 'decode', remote: p0.engineId, count: 1000 });
     // Round robin brings the two together every other time, until the breaker does not let it.
-    for (let i = 0; i < 10; i++) await expectRight(harness, await ask(harness));
+    for (let i = 0; i < 10; i++) await harness.expectRight(await harness.ask());
     expect(opened()).toMatchObject([
       { scope: 'pair', prefillId: new URL(p0.url).host, decodeId: new URL(d0.url).host },
     ]);
@@ -69,6 +68,6 @@ describe('a breaker', () => {
       legsOf(d0).filter(({ params }) => params?.['remote_engine_id'] === sim.engineId).length;
     expect(readFrom(p0)).toBe(2);
     expect(readFrom(p1)).toBeGreaterThan(0);
-    expect(callCounts(harness).every((count) => count > 0)).toBe(true);
+    expect(harness.callCounts().every((count) => count > 0)).toBe(true);
   });
 });

@@ -1,16 +1,12 @@
 import { once } from 'node:events';
 import { connect, type Socket } from 'node:net';
 import { describe, expect, test } from 'vitest';
-import { contentOf, type Harness, post } from '../support/harness.ts';
+import { contentOf, post } from '../support/harness.ts';
 import {
-  ask,
-  callCounts,
   chatBody,
   engine,
   errorOf,
-  expectRight,
-  expectUnharmed,
-  lastAccess,
+  type Ladder,
   legsOf,
   metricOf,
   startLadder,
@@ -35,10 +31,10 @@ describe('the client leaves', () => {
     await expect(asked).rejects.toThrow();
     await expect.poll(() => sim.state().running).toBe(0);
     expect(sim.state().finished.abort).toBe(1);
-    expect(callCounts(harness)).toEqual(leg === 'prefill' ? [1, 0, 0, 0] : [1, 0, 1, 0]);
-    expect(await lastAccess(harness)).toMatchObject({ status: 499, ending: 'client_closed', retries: 0 });
+    expect(harness.callCounts()).toEqual(leg === 'prefill' ? [1, 0, 0, 0] : [1, 0, 1, 0]);
+    expect(await harness.lastAccess()).toMatchObject({ status: 499, ending: 'client_closed', retries: 0 });
     expect(await metricOf(harness, `baton_legs_total{leg="${leg}",ending="aborted"}`)).toBe(1);
-    await expectUnharmed(harness);
+    await harness.expectUnharmed();
   });
 
   test('in the middle of a stream: no second decode, no error is counted', async () => {
@@ -55,11 +51,11 @@ describe('the client leaves', () => {
     await reader?.read();
     client.abort();
     await expect.poll(() => sim.state().running).toBe(0);
-    expect(await lastAccess(harness)).toMatchObject({ status: 200, ending: 'client_closed', retries: 0 });
+    expect(await harness.lastAccess()).toMatchObject({ status: 200, ending: 'client_closed', retries: 0 });
     expect(await metricOf(harness, 'baton_client_aborts_total{phase="closed"}')).toBe(1);
     expect(await metricOf(harness, 'baton_requests_in_flight{api="chat.completions"}')).toBe(0);
-    expect(callCounts(harness)).toEqual([1, 0, 1, 0]);
-    await expectUnharmed(harness);
+    expect(harness.callCounts()).toEqual([1, 0, 1, 0]);
+    await harness.expectUnharmed();
   });
 
   test('in the queue: nobody is asked', async () => {
@@ -72,12 +68,12 @@ describe('the client leaves', () => {
       signal: client.signal,
     });
     await expect.poll(() => metricOf(harness, 'baton_queue_depth')).toBe(1);
-    const before = callCounts(harness);
+    const before = harness.callCounts();
     client.abort();
     await expect(asked).rejects.toThrow();
     await expect.poll(() => metricOf(harness, 'baton_queue_depth')).toBe(0);
-    expect(await lastAccess(harness)).toMatchObject({ status: 499, ending: 'client_closed' });
-    expect(callCounts(harness)).toEqual(before);
+    expect(await harness.lastAccess()).toMatchObject({ status: 499, ending: 'client_closed' });
+    expect(harness.callCounts()).toEqual(before);
   });
 });
 
@@ -85,7 +81,7 @@ describe('the client leaves', () => {
 const WIDE = { ...LONG, max_tokens: 6000, logprobs: true, top_logprobs: 10 };
 
 /** Sends a request and reads nothing of its reply. */
-async function sendUnread(harness: Harness, body: unknown): Promise<Socket> {
+async function sendUnread(harness: Ladder, body: unknown): Promise<Socket> {
   const { hostname, port } = new URL(harness.url);
   const socket = connect(Number(port), hostname);
   socket.on('error', () => undefined);
@@ -102,10 +98,10 @@ describe('the client reads slowly', () => {
   test('no byte for too long: both sides are closed', async () => {
     await using harness = await startLadder({ yaml: 'timeouts: { client_stall: 300ms }' });
     const socket = await sendUnread(harness, chatBody(WIDE));
-    const access = await lastAccess(harness);
+    const access = await harness.lastAccess();
     expect(access).toMatchObject({ status: 200, ending: 'client_stalled' });
     expect(await metricOf(harness, 'baton_client_aborts_total{phase="stalled"}')).toBe(1);
-    await expectUnharmed(harness);
+    await harness.expectUnharmed();
     socket.destroy();
   });
 
@@ -122,7 +118,7 @@ describe('the client reads slowly', () => {
     const got = contentOf(dechunk(raw));
     expect(got.done).toBe(true);
     expect(got.texts).toEqual(contentOf(text).texts);
-    expect(await lastAccess(harness)).toMatchObject({ status: 200, ending: 'ok' });
+    expect(await harness.lastAccess()).toMatchObject({ status: 200, ending: 'ok' });
   });
 });
 
@@ -140,9 +136,9 @@ function dechunk(raw: string): string {
 }
 
 /** Lets a pool refuse connections until baton has seen it. */
-async function takeAway(harness: Harness, pool: 'prefill' | 'decode'): Promise<void> {
+async function takeAway(harness: Ladder, pool: 'prefill' | 'decode'): Promise<void> {
   for (const sim of harness[pool]) await sim.setFault({ kind: 'refuse' });
-  await ask(harness);
+  await harness.ask();
   await expect.poll(async () => (await fetch(`${harness.url}/readiness`)).status).toBe(503);
 }
 
@@ -150,10 +146,10 @@ describe('no engine is ready', () => {
   test.each(['prefill', 'decode'] as const)('%s comes back: the request that waited is served', async (pool) => {
     await using harness = await startLadder();
     await takeAway(harness, pool);
-    const asked = ask(harness);
+    const asked = harness.ask();
     await expect.poll(() => metricOf(harness, 'baton_queue_depth')).toBe(1);
     await engine(harness[pool], 1).clearFaults();
-    await expectRight(harness, await asked);
+    await harness.expectRight(await asked);
     expect((await fetch(`${harness.url}/readiness`)).status).toBe(200);
     expect(legsOf(engine(harness[pool]))).toEqual([]);
     expect(await metricOf(harness, 'baton_queue_wait_seconds_count{outcome="routed"}')).toBe(1);
@@ -162,7 +158,7 @@ describe('no engine is ready', () => {
   test('none comes back: 503 with Retry-After after the queue’s time', async () => {
     await using harness = await startLadder({ flags: { 'queue-timeout': '200ms' } });
     await takeAway(harness, 'decode');
-    const reply = await ask(harness, chatBody({ stream: true }));
+    const reply = await harness.ask(chatBody({ stream: true }));
     expect(reply.status).toBe(503);
     expect(Number(reply.headers.get('retry-after'))).toBeGreaterThan(0);
     expect(errorOf(reply).code).toBe('no_routable_pair');
@@ -172,13 +168,13 @@ describe('no engine is ready', () => {
   test('a queue that is full: 503 with Retry-After at once', async () => {
     await using harness = await startLadder({ yaml: 'queue: { max: 1 }' });
     await takeAway(harness, 'decode');
-    const waiting = ask(harness);
+    const waiting = harness.ask();
     await expect.poll(() => metricOf(harness, 'baton_queue_depth')).toBe(1);
-    const reply = await ask(harness);
+    const reply = await harness.ask();
     expect(reply.status).toBe(503);
     expect(Number(reply.headers.get('retry-after'))).toBeGreaterThan(0);
     expect(errorOf(reply).code).toBe('queue_full');
     for (const sim of harness.decode) await sim.clearFaults();
-    await expectRight(harness, await waiting);
+    await harness.expectRight(await waiting);
   });
 });

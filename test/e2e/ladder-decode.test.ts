@@ -1,23 +1,11 @@
 import { describe, expect, test } from 'vitest';
 import type { FaultRule } from '../../src/sim/faults.ts';
-import { contentOf, type Harness } from '../support/harness.ts';
-import {
-  ask,
-  callCounts,
-  chatBody,
-  engine,
-  errorOf,
-  expectRight,
-  expectUnharmed,
-  lastAccess,
-  legsOf,
-  metricOf,
-  startLadder,
-} from './ladder-support.ts';
+import { contentOf } from '../support/harness.ts';
+import { chatBody, engine, errorOf, type Ladder, legsOf, metricOf, startLadder } from './ladder-support.ts';
 
 const STREAMED = [false, true] as const;
 
-function paramsOf(harness: Harness, index: number) {
+function paramsOf(harness: Ladder, index: number) {
   return legsOf(engine(harness.decode, index)).map(({ params }) => params);
 }
 
@@ -26,24 +14,24 @@ describe('the decode engine cannot be reached', () => {
     await using harness = await startLadder();
     await engine(harness.decode).setFault({ kind: 'refuse' });
     const body = chatBody({ stream });
-    await expectRight(harness, await ask(harness, body), body);
-    expect(callCounts(harness)).toEqual([1, 0, 0, 1]);
+    await harness.expectRight(await harness.ask(body), body);
+    expect(harness.callCounts()).toEqual([1, 0, 0, 1]);
     const [leg] = legsOf(engine(harness.decode, 1));
     expect(leg).toMatchObject({ id: 'req', params: { do_remote_prefill: true } });
     expect(leg?.params?.['remote_request_id']).toMatch(/^chatcmpl-req-[0-9a-f]{8}$/);
-    expect(await lastAccess(harness)).toMatchObject({ ending: 'ok', retries: 0 });
+    expect(await harness.lastAccess()).toMatchObject({ ending: 'ok', retries: 0 });
     expect(engine(harness.prefill).state().pins).toBe(0);
-    await expectUnharmed(harness);
+    await harness.expectUnharmed();
   });
 
   test('no other: 503 with Retry-After at once, prefill is not asked again', async () => {
     await using harness = await startLadder();
     for (const sim of harness.decode) await sim.setFault({ kind: 'refuse' });
-    const reply = await ask(harness, chatBody({ stream: true }));
+    const reply = await harness.ask(chatBody({ stream: true }));
     expect(reply.status).toBe(503);
     expect(Number(reply.headers.get('retry-after'))).toBeGreaterThan(0);
     expect(errorOf(reply).code).toBe('engine_unreachable');
-    expect(callCounts(harness)).toEqual([1, 0, 0, 0]);
+    expect(harness.callCounts()).toEqual([1, 0, 0, 0]);
   });
 });
 
@@ -52,10 +40,10 @@ describe('the decode engine refuses the request', () => {
     await using harness = await startLadder();
     const error = { message: 'not with these tools', type: 'BadRequestError', param: 'tools', code: 400 };
     await engine(harness.decode).setFault({ kind: 'status', status: 400, body: { error } });
-    const reply = await ask(harness, chatBody({ stream: true }));
+    const reply = await harness.ask(chatBody({ stream: true }));
     expect(reply.status).toBe(400);
     expect(errorOf(reply)).toEqual(error);
-    expect(callCounts(harness)).toEqual([1, 0, 1, 0]);
+    expect(harness.callCounts()).toEqual([1, 0, 1, 0]);
   });
 });
 
@@ -92,8 +80,8 @@ describe('the decode engine fails before its first content', () => {
     const first = engine(harness.decode);
     await first.setFault({ leg: 'decode', ...fault });
     const body = chatBody({ stream });
-    await expectRight(harness, await ask(harness, body), body);
-    expect(callCounts(harness)).toEqual([2, 0, 1, 1]);
+    await harness.expectRight(await harness.ask(body), body);
+    expect(harness.callCounts()).toEqual([2, 0, 1, 1]);
     const prefills = legsOf(engine(harness.prefill));
     expect(prefills.map(({ id }) => id)).toEqual(['req', 'req-r1']);
     // The second P leg carries no handle, and the second D leg a new one.
@@ -102,7 +90,7 @@ describe('the decode engine fails before its first content', () => {
     expect(used).toMatchObject({ do_remote_prefill: true });
     expect(used?.['remote_request_id']).not.toBe(spent?.['remote_request_id']);
     expect(legsOf(engine(harness.decode, 1))[0]?.id).toBe('req-r1');
-    expect(await lastAccess(harness)).toMatchObject({ status: 200, ending: 'ok', retries: 1 });
+    expect(await harness.lastAccess()).toMatchObject({ status: 200, ending: 'ok', retries: 1 });
     await expect.poll(() => first.state().running).toBe(0);
     expect(first.state().hung).toBe(0);
   });
@@ -113,10 +101,10 @@ describe('the decode engine fails before its first content', () => {
       const error = { message: `out of luck ${index}`, type: 'InternalServerError', param: null, code: 500 };
       await sim.setFault({ kind: 'status', status: 500, body: { error } });
     }
-    const reply = await ask(harness, chatBody({ stream }));
+    const reply = await harness.ask(chatBody({ stream }));
     expect(reply.status).toBe(500);
     expect(errorOf(reply).message).toBe('out of luck 1');
-    expect(callCounts(harness)).toEqual([2, 0, 1, 1, 0]);
+    expect(harness.callCounts()).toEqual([2, 0, 1, 1, 0]);
   });
 
   test.each([
@@ -125,17 +113,17 @@ describe('the decode engine fails before its first content', () => {
   ] as const)('the only one, whole: its own status', async (fault, status, code) => {
     await using harness = await startLadder({ decode: 1 });
     await engine(harness.decode).setFault(fault);
-    const reply = await ask(harness);
+    const reply = await harness.ask();
     expect(reply.status).toBe(status);
     expect(errorOf(reply)).toMatchObject({ message: 'Internal server error', code });
     if (status === 503) expect(reply.headers.get('retry-after')).toBe('9');
-    expect(callCounts(harness)).toEqual([1, 0, 1]);
+    expect(harness.callCounts()).toEqual([1, 0, 1]);
   });
 
   test('the only one, an error inside a 200 stream: a true status, no stream', async () => {
     await using harness = await startLadder({ decode: 1 });
     await engine(harness.decode).setFault({ kind: 'load_failure' });
-    const reply = await ask(harness, chatBody({ stream: true }));
+    const reply = await harness.ask(chatBody({ stream: true }));
     expect(reply.status).toBe(500);
     expect(errorOf(reply)).toEqual({
       message: 'Internal server error',
@@ -143,39 +131,39 @@ describe('the decode engine fails before its first content', () => {
       param: null,
       code: 500,
     });
-    expect(callCounts(harness)).toEqual([1, 0, 1]);
+    expect(harness.callCounts()).toEqual([1, 0, 1]);
   });
 
   test('another that cannot be reached does not count: the one after it is asked', async () => {
     await using harness = await startLadder({ decode: 3 });
     await engine(harness.decode).setFault({ kind: 'status', status: 500 });
     await engine(harness.decode, 1).setFault({ kind: 'refuse' });
-    await expectRight(harness, await ask(harness));
-    expect(callCounts(harness)).toEqual([2, 0, 1, 0, 1]);
-    await expectUnharmed(harness);
+    await harness.expectRight(await harness.ask());
+    expect(harness.callCounts()).toEqual([2, 0, 1, 0, 1]);
+    await harness.expectUnharmed();
   });
 
   test('no retry when the budget is spent', async () => {
     await using harness = await startLadder({ yaml: 'retry: { budget_percent: 0 }' });
     await engine(harness.decode).setFault({ kind: 'status', status: 500 });
-    expect((await ask(harness)).status).toBe(500);
-    expect(callCounts(harness)).toEqual([1, 0, 1, 0]);
+    expect((await harness.ask()).status).toBe(500);
+    expect(harness.callCounts()).toEqual([1, 0, 1, 0]);
   });
 
   test('a kept connection that the engine had closed: P again, then the same D on a fresh one', async () => {
     await using harness = await startLadder({ prefill: 1, decode: 1 });
     const [prefill, decode] = [engine(harness.prefill), engine(harness.decode)];
-    await ask(harness);
+    await harness.ask();
     await decode.setFault({ kind: 'reset_reused', leg: 'decode' });
     const body = chatBody({ stream: true });
-    await expectRight(harness, await ask(harness, body, { 'x-request-id': 'two' }), body);
+    await harness.expectRight(await harness.ask(body, { 'x-request-id': 'two' }), body);
     expect(legsOf(prefill).map(({ id }) => id)).toEqual(['req', 'two', 'two-r1']);
     expect(legsOf(prefill).at(-1)?.onConnection).toBe(1);
     const [, stale, again] = legsOf(decode);
     expect([stale?.onConnection, again?.onConnection]).toEqual([2, 1]);
     expect(again?.id).toBe('two-r1');
     expect(again?.params?.['remote_request_id']).not.toBe(stale?.params?.['remote_request_id']);
-    await expectUnharmed(harness);
+    await harness.expectUnharmed();
   });
 
   test('silent and failing its health checks for as long as a lease: given up, another D', async () => {
@@ -184,24 +172,24 @@ describe('the decode engine fails before its first content', () => {
     });
     const first = engine(harness.decode);
     await first.setFault({ kind: 'hang', leg: 'decode' });
-    const asked = ask(harness, chatBody({ stream: true }));
+    const asked = harness.ask(chatBody({ stream: true }));
     await expect.poll(() => legsOf(first).length).toBe(1);
     // No new connections, so the checks fail; the open one stays silent.
     await first.setFault({ kind: 'refuse' });
-    await expectRight(harness, await asked, chatBody({ stream: true }));
-    expect(callCounts(harness)).toEqual([2, 0, 1, 1]);
+    await harness.expectRight(await asked, chatBody({ stream: true }));
+    expect(harness.callCounts()).toEqual([2, 0, 1, 1]);
     expect(await metricOf(harness, 'baton_retries_total{reason="unhealthy"}')).toBe(1);
   });
 });
 
 describe('the decode engine fails after its first content', () => {
-  async function expectBroken(harness: Harness, text: string, code: unknown): Promise<void> {
+  async function expectBroken(harness: Ladder, text: string, code: unknown): Promise<void> {
     const { texts, errors, done } = contentOf(text);
     expect(texts[0]?.length).toBeGreaterThan(0);
     expect(errors).toMatchObject([{ code }]);
     expect(done).toBe(true);
-    expect(callCounts(harness)).toEqual([1, 0, 1, 0]);
-    expect(await lastAccess(harness)).toMatchObject({ status: 200, ending: 'broken', retries: 0 });
+    expect(harness.callCounts()).toEqual([1, 0, 1, 0]);
+    expect(await harness.lastAccess()).toMatchObject({ status: 200, ending: 'broken', retries: 0 });
   }
   const body = chatBody({ stream: true, ignore_eos: true });
 
@@ -212,18 +200,18 @@ describe('the decode engine fails after its first content', () => {
   ] as const)('%s: an error in the stream and [DONE], no second decode', async (kind, code) => {
     await using harness = await startLadder();
     await engine(harness.decode).setFault({ kind, events: 4 });
-    const reply = await ask(harness, body);
+    const reply = await harness.ask(body);
     expect(reply.status).toBe(200);
     await expectBroken(harness, reply.text, code);
-    await expectUnharmed(harness);
+    await harness.expectUnharmed();
   });
 
   test('silence', async () => {
     await using harness = await startLadder({ yaml: 'timeouts: { idle: 150ms }' });
     await engine(harness.decode).setFault({ kind: 'slow', ms: 600 });
-    const reply = await ask(harness, body);
+    const reply = await harness.ask(body);
     await expectBroken(harness, reply.text, 'engine_timeout');
-    await expectUnharmed(harness);
+    await harness.expectUnharmed();
   });
 
   test('the process dies', async () => {
@@ -246,17 +234,17 @@ describe('the decode engine fails after its first content', () => {
   test('only [DONE] is missing: baton writes it', async () => {
     await using harness = await startLadder();
     await engine(harness.decode).setFault({ kind: 'no_done' });
-    await expectRight(harness, await ask(harness, body), body);
-    expect(await lastAccess(harness)).toMatchObject({ ending: 'ok' });
+    await harness.expectRight(await harness.ask(body), body);
+    expect(await harness.lastAccess()).toMatchObject({ ending: 'ok' });
   });
 
   test('a whole reply that is cut: 502, no second decode', async () => {
     await using harness = await startLadder();
     // Not JSON to its end, as after a proxy that lost its engine.
     await engine(harness.decode).setFault({ kind: 'status', status: 200, body: '{"choices":[{"index":0,' });
-    const reply = await ask(harness);
+    const reply = await harness.ask();
     expect(reply.status).toBe(502);
     expect(errorOf(reply).code).toBe('engine_reply_invalid');
-    expect(callCounts(harness)).toEqual([1, 0, 1, 0]);
+    expect(harness.callCounts()).toEqual([1, 0, 1, 0]);
   });
 });

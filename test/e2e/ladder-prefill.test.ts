@@ -1,19 +1,7 @@
 import { describe, expect, test } from 'vitest';
 import type { FaultRule } from '../../src/sim/faults.ts';
-import { contentOf } from '../support/harness.ts';
-import {
-  ask,
-  callCounts,
-  chatBody,
-  engine,
-  errorOf,
-  expectRight,
-  expectUnharmed,
-  lastAccess,
-  legsOf,
-  metricOf,
-  startLadder,
-} from './ladder-support.ts';
+import { contentOf, post } from '../support/harness.ts';
+import { chatBody, engine, errorOf, legsOf, metricOf, startLadder } from './ladder-support.ts';
 
 const STREAMED = [false, true] as const;
 
@@ -22,24 +10,24 @@ describe('the prefill engine cannot be reached', () => {
     await using harness = await startLadder();
     await engine(harness.prefill).setFault({ kind: 'refuse' });
     const body = chatBody({ stream });
-    const reply = await ask(harness, body);
-    await expectRight(harness, reply, body);
-    expect(callCounts(harness)).toEqual([0, 1, 1, 0]);
+    const reply = await harness.ask(body);
+    await harness.expectRight(reply, body);
+    expect(harness.callCounts()).toEqual([0, 1, 1, 0]);
     // Nothing was sent, so this is no second attempt, and no retry of the budget.
     expect(legsOf(engine(harness.prefill, 1))[0]?.id).toBe('req');
-    expect(await lastAccess(harness)).toMatchObject({ status: 200, ending: 'ok', retries: 0 });
+    expect(await harness.lastAccess()).toMatchObject({ status: 200, ending: 'ok', retries: 0 });
     expect(await metricOf(harness, 'baton_legs_total{leg="prefill",ending="not_sent"}')).toBe(1);
-    await expectUnharmed(harness);
+    await harness.expectUnharmed();
   });
 
   test('none of them: 503 with Retry-After, decode is not asked', async () => {
     await using harness = await startLadder();
     for (const sim of harness.prefill) await sim.setFault({ kind: 'refuse' });
-    const reply = await ask(harness);
+    const reply = await harness.ask();
     expect(reply.status).toBe(503);
     expect(Number(reply.headers.get('retry-after'))).toBeGreaterThan(0);
     expect(errorOf(reply)).toMatchObject({ code: 'engine_unreachable', type: 'service_unavailable_error' });
-    expect(callCounts(harness)).toEqual([0, 0, 0, 0]);
+    expect(harness.callCounts()).toEqual([0, 0, 0, 0]);
   });
 });
 
@@ -48,28 +36,28 @@ describe('the prefill engine refuses the request', () => {
     await using harness = await startLadder();
     const error = { message: 'no, not like this', type: 'BadRequestError', param: 'messages', code: status };
     await engine(harness.prefill).setFault({ kind: 'status', status, body: { error } });
-    const reply = await ask(harness, chatBody({ stream: true }));
+    const reply = await harness.ask(chatBody({ stream: true }));
     expect(reply.status).toBe(status);
     expect(errorOf(reply)).toEqual(error);
-    expect(callCounts(harness)).toEqual([1, 0, 0, 0]);
-    expect(await lastAccess(harness)).toMatchObject({ ending: 'refused', retries: 0 });
+    expect(harness.callCounts()).toEqual([1, 0, 0, 0]);
+    expect(await harness.lastAccess()).toMatchObject({ ending: 'refused', retries: 0 });
   });
 
   test('a credential of the client: 401 is the client’s', async () => {
     await using harness = await startLadder({ engine: { apiKey: 'right' } });
-    const reply = await ask(harness, chatBody(), { authorization: 'Bearer wrong' });
+    const reply = await harness.ask(chatBody(), { authorization: 'Bearer wrong' });
     expect(reply.status).toBe(401);
-    expect(callCounts(harness)).toEqual([1, 0, 0, 0]);
-    const good = await ask(harness, chatBody(), { authorization: 'Bearer right' });
+    expect(harness.callCounts()).toEqual([1, 0, 0, 0]);
+    const good = await harness.ask(chatBody(), { authorization: 'Bearer right' });
     expect(good.status).toBe(200);
   });
 
   test('a credential of baton: 502 engine_auth', async () => {
     await using harness = await startLadder({ engine: { apiKey: 'right' }, env: { OPENAI_API_KEY: 'wrong' } });
-    const reply = await ask(harness);
+    const reply = await harness.ask();
     expect(reply.status).toBe(502);
     expect(errorOf(reply).code).toBe('engine_auth');
-    expect(callCounts(harness)).toEqual([1, 0, 0, 0]);
+    expect(harness.callCounts()).toEqual([1, 0, 0, 0]);
   });
 });
 
@@ -90,15 +78,15 @@ describe('the prefill engine fails', () => {
     await using harness = await startLadder({ yaml: 'timeouts: { prefill_cold: 400ms }' });
     const [first, second] = [engine(harness.prefill), engine(harness.prefill, 1)];
     await first.setFault(fault);
-    const reply = await ask(harness);
-    await expectRight(harness, reply);
+    const reply = await harness.ask();
+    await harness.expectRight(reply);
     expect(reply.headers.get('x-request-id')).toBe('req');
-    expect(callCounts(harness)).toEqual([1, 1, 1, 0]);
+    expect(harness.callCounts()).toEqual([1, 1, 1, 0]);
     expect(legsOf(first)[0]?.id).toBe('req');
     expect(legsOf(second)[0]).toMatchObject({ id: 'req-r1', params: { do_remote_decode: true } });
     expect(legsOf(second)[0]?.params).not.toHaveProperty('remote_request_id');
     expect(legsOf(engine(harness.decode))[0]?.params).toMatchObject({ do_remote_prefill: true });
-    expect(await lastAccess(harness)).toMatchObject({ status: 200, retries: 1 });
+    expect(await harness.lastAccess()).toMatchObject({ status: 200, retries: 1 });
     await expect.poll(() => first.state().running).toBe(0);
   });
 
@@ -110,19 +98,19 @@ describe('the prefill engine fails', () => {
       };
       await sim.setFault({ kind: 'status', status: 503, body, headers: { 'retry-after': '7' } });
     }
-    const reply = await ask(harness);
+    const reply = await harness.ask();
     expect(reply.status).toBe(503);
     expect(reply.headers.get('retry-after')).toBe('7');
     expect(errorOf(reply)).toMatchObject({ message: 'busy 1 at [url]', type: 'Service Unavailable', code: 503 });
-    expect(callCounts(harness)).toEqual([1, 1, 0, 0]);
+    expect(harness.callCounts()).toEqual([1, 1, 0, 0]);
   });
 
   test('a kept connection that the engine had closed: once more on a fresh one', async () => {
     await using harness = await startLadder({ prefill: 1, decode: 1 });
     const prefill = engine(harness.prefill);
-    await ask(harness);
+    await harness.ask();
     await prefill.setFault({ kind: 'reset_reused', leg: 'prefill' });
-    await expectRight(harness, await ask(harness, chatBody(), { 'x-request-id': 'two' }));
+    await harness.expectRight(await harness.ask(chatBody(), { 'x-request-id': 'two' }));
     const [warm, stale, again, ...more] = legsOf(prefill);
     expect(more).toEqual([]);
     expect(stale).toMatchObject({
@@ -132,25 +120,25 @@ describe('the prefill engine fails', () => {
     });
     expect(again).toMatchObject({ id: 'two-r1', onConnection: 1 });
     expect(legsOf(engine(harness.decode))).toHaveLength(2);
-    await expectUnharmed(harness);
+    await harness.expectUnharmed();
   });
 
   test('a fresh connection that is reset too: the failure is final where no other engine is left', async () => {
     await using harness = await startLadder({ prefill: 1, decode: 1 });
-    await ask(harness);
+    await harness.ask();
     await engine(harness.prefill).setFault({ kind: 'reset', count: 5 });
-    const reply = await ask(harness);
+    const reply = await harness.ask();
     expect(reply.status).toBe(502);
     expect(errorOf(reply).code).toBe('engine_connection_lost');
-    expect(callCounts(harness)).toEqual([3, 1]);
+    expect(harness.callCounts()).toEqual([3, 1]);
   });
 
   test('no retry when the budget is spent', async () => {
     await using harness = await startLadder({ yaml: 'retry: { budget_percent: 0 }' });
     await engine(harness.prefill).setFault({ kind: 'status', status: 500 });
-    const reply = await ask(harness);
+    const reply = await harness.ask();
     expect(reply.status).toBe(500);
-    expect(callCounts(harness)).toEqual([1, 0, 0, 0]);
+    expect(harness.callCounts()).toEqual([1, 0, 0, 0]);
   });
 });
 
@@ -196,17 +184,17 @@ describe('the prefill engine gives no usable handle', () => {
       const reason = `malformed_${word}`;
       await prefill.setFault({ kind: 'patch_handle', patch });
       const body = chatBody({ stream: index % 2 === 1, seed: index, ignore_eos: true });
-      const reply = await ask(harness, body, { 'x-baton-debug': '1' });
-      await expectRight(harness, reply, body);
+      const reply = await harness.ask(body, { 'x-baton-debug': '1' });
+      await harness.expectRight(reply, body);
       expect(reply.headers.get('x-baton-plan')).toContain(`no_handle=${reason}`);
       const leg = legsOf(decode).at(-1);
       expect(Object.keys(leg?.body ?? {})).not.toContain('kv_transfer_params');
     }
     const total = malformed.length;
-    expect(callCounts(harness)).toEqual([total, total]);
+    expect(harness.callCounts()).toEqual([total, total]);
     const flat = 'baton_handles_rejected_total{leg="prefill",reason="malformed_flat_block_ids"}';
     expect(await metricOf(harness, flat)).toBe(1);
-    await expectUnharmed(harness);
+    await harness.expectUnharmed();
     expect(decode.state().pulls).toBe(0);
   });
 
@@ -217,26 +205,26 @@ describe('the prefill engine gives no usable handle', () => {
   ] as const)('%s', async (reason, fault) => {
     await using harness = await startLadder();
     await engine(harness.prefill).setFault(fault);
-    const reply = await ask(harness, chatBody(), { 'x-baton-debug': '1' });
-    await expectRight(harness, reply);
+    const reply = await harness.ask(chatBody(), { 'x-baton-debug': '1' });
+    await harness.expectRight(reply);
     expect(reply.headers.get('x-baton-plan')).toContain(`no_handle=${reason}`);
     expect(legsOf(engine(harness.decode))[0]?.params).toBeUndefined();
-    expect(callCounts(harness)).toEqual([1, 0, 1, 0]);
-    await expectUnharmed(harness);
+    expect(harness.callCounts()).toEqual([1, 0, 1, 0]);
+    await harness.expectUnharmed();
   });
 
   test('a well-formed handle to the wrong blocks is what no check finds: the answer differs, and the engine tells', async () => {
     await using harness = await startLadder({ prefill: 1, decode: 1 });
     // Blocks of another prompt, as many as this one has.
-    await ask(harness, chatBody({ messages: [{ role: 'user', content: 'z'.repeat(400) }] }));
-    const tokens = (await ask(harness, chatBody({ max_tokens: 1 }))).text;
+    await harness.ask(chatBody({ messages: [{ role: 'user', content: 'z'.repeat(400) }] }));
+    const tokens = (await harness.ask(chatBody({ max_tokens: 1 }))).text;
     const count = Math.ceil(Number(JSON.parse(tokens).usage.prompt_tokens) / 16);
     const wrong = [Array.from({ length: count }, (_, index) => index + 1)];
     await engine(harness.prefill).setFault({ kind: 'patch_handle', patch: { remote_block_ids: wrong } });
     const body = chatBody({ cache_salt: 'other' });
-    const reply = await ask(harness, body);
+    const reply = await harness.ask(body);
     expect(reply.status).toBe(200);
-    const { text } = await ask({ ...harness, url: harness.plain.url }, body);
+    const { text } = await post(`${harness.plain.url}/v1/chat/completions`, body);
     expect(contentOf(reply.text).texts).not.toEqual(contentOf(text).texts);
     expect(engine(harness.decode).state().mismatchedPulls).toBe(1);
   });
@@ -245,14 +233,14 @@ describe('the prefill engine gives no usable handle', () => {
 describe('an engine that was restarted', () => {
   test.each(['prefill', 'decode'] as const)('%s: the next request is right', async (pool) => {
     await using harness = await startLadder({ prefill: 1, decode: 1 });
-    await expectRight(harness, await ask(harness));
+    await harness.expectRight(await harness.ask());
     const sim = engine(harness[pool]);
     const before = sim.engineId;
     await sim.crash();
     await sim.restart();
     expect(sim.engineId).not.toBe(before);
     const body = chatBody({ stream: true });
-    await expectRight(harness, await ask(harness, body), body);
-    await expectUnharmed(harness);
+    await harness.expectRight(await harness.ask(body), body);
+    await harness.expectUnharmed();
   });
 });

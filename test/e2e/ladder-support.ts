@@ -3,8 +3,30 @@ import type { Sim } from '../../src/sim/start-sim.ts';
 import { contentOf, type Harness, type HarnessOptions, post, type Reply, startHarness } from '../support/harness.ts';
 
 /** Engines that record what they are sent; a test starts its own, so that the first request goes to P 0 and D 0. */
-export function startLadder(options: HarnessOptions = {}): Promise<Harness> {
-  return startHarness({ ...options, engine: { recordRequests: true, ...options.engine } });
+export async function startLadder(options: HarnessOptions = {}): Promise<Ladder> {
+  const harness = await startHarness({ ...options, engine: { recordRequests: true, ...options.engine } });
+  return {
+    ...harness,
+    ask: (body, headers) => ask(harness, body, headers),
+    callCounts: () => [...harness.prefill, ...harness.decode].map((sim) => legsOf(sim).length),
+    expectRight: (reply, body) => expectRight(harness, reply, body),
+    expectUnharmed: () => expectUnharmed(harness),
+    lastAccess: () => lastAccess(harness),
+  };
+}
+
+/** baton and its engines, with what tests of failures ask of them. */
+export interface Ladder extends Harness {
+  /** Sends a request under the id `req`. */
+  ask(body?: unknown, headers?: Record<string, string>): Promise<Reply>;
+  /** How many generate requests each engine received, prefill engines first. */
+  callCounts(): readonly number[];
+  /** A 200 whose text, finish reason and completeness equal the answer of one engine that does everything itself. */
+  expectRight(reply: Reply, body?: unknown): Promise<void>;
+  /** No engine was hurt or read what it must not read, and nothing runs any more. */
+  expectUnharmed(): Promise<void>;
+  /** The access-log line of the last request, once it is written. */
+  lastAccess(): Promise<Readonly<Record<string, unknown>>>;
 }
 
 /** A leg as an engine saw it. */
@@ -28,11 +50,6 @@ export function legsOf(sim: Sim): readonly SeenLeg[] {
     });
 }
 
-/** How many generate requests each engine received, prefill engines first. */
-export function callCounts(harness: Harness): readonly number[] {
-  return [...harness.prefill, ...harness.decode].map((sim) => legsOf(sim).length);
-}
-
 /** Engine `index` of a pool. */
 export function engine(pool: readonly Sim[], index = 0): Sim {
   const sim = pool[index];
@@ -46,17 +63,11 @@ export function chatBody(extra: Readonly<Record<string, unknown>> = {}): Record<
   return { model: 'sim-model', messages: [{ role: 'user', content }], max_tokens: 24, ...extra };
 }
 
-/** Sends a request under the id `req`. */
-export function ask(
-  harness: Harness,
-  body: unknown = chatBody(),
-  headers: Record<string, string> = {},
-): Promise<Reply> {
+function ask(harness: Harness, body: unknown = chatBody(), headers: Record<string, string> = {}): Promise<Reply> {
   return post(`${harness.url}/v1/chat/completions`, body, { headers: { 'x-request-id': 'req', ...headers } });
 }
 
-/** A 200 whose text, finish reason and completeness equal the answer of one engine that does everything itself. */
-export async function expectRight(harness: Harness, reply: Reply, body: unknown = chatBody()): Promise<void> {
+async function expectRight(harness: Harness, reply: Reply, body: unknown = chatBody()): Promise<void> {
   expect(reply.status, reply.text).toBe(200);
   const want = await post(`${harness.plain.url}/v1/chat/completions`, body);
   const { texts, finish, done, errors } = contentOf(reply.text);
@@ -87,8 +98,7 @@ export function errorOf(reply: Reply): Envelope {
   return parsed.error;
 }
 
-/** No engine was hurt or read what it must not read, and nothing runs any more. */
-export async function expectUnharmed(harness: Harness): Promise<void> {
+async function expectUnharmed(harness: Harness): Promise<void> {
   for (const sim of [...harness.prefill, ...harness.decode]) {
     await expect.poll(() => sim.state().running + sim.state().loading + sim.state().waiting).toBe(0);
     const { deathReason, hung, leakedPins, leakedBlocks, mismatchedPulls, expiredReads, doubleReads } = sim.state();
@@ -104,8 +114,7 @@ export async function expectUnharmed(harness: Harness): Promise<void> {
   }
 }
 
-/** The access-log line of the last request, once it is written. */
-export async function lastAccess(harness: Harness): Promise<Readonly<Record<string, unknown>>> {
+async function lastAccess(harness: Harness): Promise<Readonly<Record<string, unknown>>> {
   const find = () => harness.log.findLast(({ msg }) => msg === 'request');
   await expect.poll(find, { timeout: 10_000 }).toBeDefined();
   return find() ?? {};

@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 import { connectRemote } from '../../src/rpc/clients.ts';
-import { ask, engine, expectRight, startLadder } from './ladder-support.ts';
+import { engine, startLadder } from './ladder-support.ts';
 
 test('readiness turns false exactly when no pair is left, whatever took the engines away', async () => {
   await using harness = await startLadder({
@@ -23,7 +23,7 @@ test('readiness turns false exactly when no pair is left, whatever took the engi
   await expect.poll(() => stateOf(d1)).toMatch(/refused/);
   // One of each is left.
   expect(await readiness()).toBe(200);
-  await expectRight(harness, await ask(harness));
+  await harness.expectRight(await harness.ask());
   await poolRegistry.drainInstance({ instanceId: id(d0) });
   await turns(503);
   await d1.clearFaults();
@@ -36,5 +36,5 @@ test('readiness turns false exactly when no pair is left, whatever took the engi
   await turns(503);
   await poolRegistry.resumeInstance({ instanceId: id(d0) });
   await turns(200);
-  await expectRight(harness, await ask(harness));
+  await harness.expectRight(await harness.ask());
 });
