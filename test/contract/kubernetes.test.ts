@@ -55,13 +55,14 @@ async function setUp(more = '') {
 
 describe('EndpointSlices', () => {
   it('are listed in pages and then watched: engines come, change, stop being ready, and go', async () => {
-    const { api, told, follow, views, lists } = await setUp();
+    const { api, told, follow, views, watching, lists } = await setUp();
     api.put('p', { labels: PREFILL, addresses: ['10.0.0.1'] });
     api.put('d', { labels: DECODE, addresses: ['10.0.0.2', '10.0.0.3!'] });
     api.put('d2', { labels: { ...DECODE, 'llm-d.ai/role': 'prefill-decode' }, addresses: ['10.0.0.4'], port: 9000 });
     api.put('other', { labels: { app: 'web' }, addresses: ['10.9.9.9'] });
     follow();
     await views('10.0.0.1:8000 prefill', '10.0.0.2:8000 decode', '10.0.0.4:9000 both');
+    await watching();
     expect(api.requests.slice(0, 3)).toEqual(['list', 'list+', 'watch 1004']);
     expect(told.labels).toEqual({ app: 'llm', 'llm-d.ai/role': 'prefill', zone: 'a', pod: 'p-0' });
     api.put('d', { labels: DECODE, addresses: ['10.0.0.2!', '10.0.0.3'] });
@@ -95,8 +96,6 @@ describe('EndpointSlices', () => {
     api.bookmark();
     api.compact();
     // The bookmark is newer than what was compacted: no list is needed.
-    await expect.poll(() => api.openWatches).toBe(1);
-    await new Promise((next) => setTimeout(next, 50));
     api.endWatches();
     api.put('d', { labels: DECODE, addresses: ['10.0.0.5'] });
     await views('10.0.0.5:8000 decode');

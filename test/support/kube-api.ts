@@ -1,7 +1,7 @@
 import { once } from 'node:events';
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import { createServer } from 'node:https';
-import type { AddressInfo } from 'node:net';
+import type { AddressInfo, Socket } from 'node:net';
 import { CLIENT_TLS, SERVER_TLS } from './tls.ts';
 
 /** An EndpointSlice as the server writes it. */
@@ -61,12 +61,18 @@ export class FakeKubeApi implements AsyncDisposable {
   readonly #server = createServer({ cert: SERVER_TLS.cert, key: SERVER_TLS.key }, (request, response) =>
     this.#serve(request, response),
   );
+  readonly #sockets = new Set<Socket>();
   // Real servers do not begin at 1 either.
   #version = 1000;
   #compacted = 0;
 
   private constructor(namespace: string) {
     this.#namespace = namespace;
+    // Also those that have not come as far as a request.
+    this.#server.on('connection', (socket: Socket) => {
+      this.#sockets.add(socket);
+      socket.on('close', () => this.#sockets.delete(socket));
+    });
   }
 
   static async start(namespace: string): Promise<FakeKubeApi> {
@@ -147,7 +153,7 @@ export class FakeKubeApi implements AsyncDisposable {
   async [Symbol.asyncDispose](): Promise<void> {
     const closed = once(this.#server, 'close');
     this.#server.close();
-    this.#server.closeAllConnections();
+    for (const socket of this.#sockets) socket.destroy();
     await closed;
   }
 
@@ -160,7 +166,7 @@ export class FakeKubeApi implements AsyncDisposable {
   }
 
   #serve(request: IncomingMessage, response: ServerResponse): void {
-    const { pathname, searchParams } = new URL(request.url ?? '', this.url);
+    const { pathname, searchParams } = new URL(request.url ?? '', 'https://fake');
     if (this.refuse !== undefined) return status(response, this.refuse, 'refused by the test');
     if (request.headers.authorization !== 'Bearer t') return status(response, 401, 'Unauthorized');
     if (pathname !== `/apis/discovery.k8s.io/v1/namespaces/${this.#namespace}/endpointslices`) {
