@@ -474,7 +474,11 @@ export const fileSchema = z.strictObject({
       '5s',
       'From SIGTERM, which ends readiness, to the end of accepting: for load balancers to notice.',
     ),
-    keep_alive: field(parseDuration, '4s', "An unused connection to an engine; shorter than the engine's own 5 s."),
+    keep_alive: field(
+      parseDuration,
+      '4s',
+      "An unused connection to an engine; shorter than the engine's own 5 s; 0: each request has a connection of its own.",
+    ),
   }),
   queue: section({
     max: field(countParser(0, MAX_COUNT), 1024, 'Requests that wait for an engine; more are answered with 503.'),

@@ -54,7 +54,7 @@ export interface LegControl {
 /** Timeouts of {@link EngineClient}, milliseconds. */
 export interface EngineClientOptions {
   readonly connectMs: number;
-  /** How long an idle connection is kept; below the engines' 5 s (uvicorn's default). */
+  /** How long an idle connection is kept; below the engines' 5 s (uvicorn's default). 0: none is, each leg has its own. */
   readonly keepAliveMs: number;
 }
 
@@ -76,7 +76,8 @@ export class EngineClient implements AsyncDisposable {
   send(request: LegRequest, handler: LegHandler): LegControl {
     const { origin, pathname } = new URL(request.url);
     const leg = new Leg(handler, request.isTooLate);
-    const dispatcher = request.fresh === true ? this.#freshClient(origin, leg) : this.#pool(origin);
+    const fresh = request.fresh === true || this.#options.keepAliveMs === 0;
+    const dispatcher = fresh ? this.#freshClient(origin, leg) : this.#pool(origin);
     dispatcher.dispatch(
       {
         path: pathname.replace(/\/$/, '') + request.path,
@@ -85,7 +86,7 @@ export class EngineClient implements AsyncDisposable {
         body: request.body,
         headersTimeout: 0,
         bodyTimeout: 0,
-        ...(request.fresh === true ? { reset: true } : {}),
+        ...(fresh ? { reset: true } : {}),
       },
       leg,
     );
@@ -126,8 +127,7 @@ export class EngineClient implements AsyncDisposable {
       pipelining: 1,
       headersTimeout: 0,
       bodyTimeout: 0,
-      keepAliveTimeout: keepAliveMs,
-      keepAliveMaxTimeout: keepAliveMs,
+      ...(keepAliveMs === 0 ? {} : { keepAliveTimeout: keepAliveMs, keepAliveMaxTimeout: keepAliveMs }),
       connect: { timeout: connectMs },
     };
   }
