@@ -7,6 +7,7 @@ import { type Api, type BodyFacts, readFacts } from '../core/facts.ts';
 import { hashHistory } from '../core/history.ts';
 import { readIdentity } from '../core/identity.ts';
 import { type ObjectScan, scanObject } from '../core/json-scan.ts';
+import { prefixMarks } from '../core/prefix-marks.ts';
 import { unprovenMembers } from '../core/prompt-members.ts';
 import { acceptedRequestId, forwardedHeaders } from '../core/request-headers.ts';
 import { buildAccessRecord } from '../obs/access-log.ts';
@@ -32,6 +33,8 @@ export interface GenerateDeps {
   readonly clientStallMs: number;
   /** Replies that are under way, for the end of the process. */
   readonly replies: Set<ReplySink>;
+  /** A policy compares the beginnings of prompts. */
+  readonly marksPrefixes: boolean;
   readonly reuseGuard: 'exact' | 'history' | 'off';
   /** Extra headers on every reply, e.g. `x-baton-sim`. */
   readonly replyHeaders: Readonly<Record<string, string>>;
@@ -160,6 +163,7 @@ function toGenerateRequest(
     facts,
     lookupConversationIds,
     unprovenMembers: facts.conversationId === '' ? [] : unprovenMembers(api, body, scan),
+    ...(deps.marksPrefixes ? { prefix: prefixMarks(api, body, scan, () => createHash('sha256')) } : {}),
     tenant: request.tenant,
     headers: forwardedHeaders(request.headers),
     authorization: request.headers.authorization,

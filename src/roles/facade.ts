@@ -17,6 +17,7 @@ import type { ReplySink } from '../http/reply-sink.ts';
 import type { Logger } from '../obs/log.ts';
 import { createLogLimit } from '../obs/log-limit.ts';
 import type { Metrics } from '../obs/metrics.ts';
+import { POLICIES } from '../policies/index.ts';
 import { batonErrorFrom, neverReached } from '../rpc/errors.ts';
 import type { FirstTokenDeps } from '../services/first-token-deps.ts';
 import type { EngineHeaders } from '../services/hand-over.ts';
@@ -87,6 +88,7 @@ export function buildFacadeOf(parts: FacadeParts): FastifyInstance {
     version,
     clientKvTransferParams: config.facade.clientKvTransferParams,
     authenticate: createAuthenticate(() => apiKeys),
+    marksPrefixes: comparesPrompts(config),
     reuseGuard: config.reuse.guard,
     storeHealth,
     isStopping: parts.isStopping,
@@ -131,4 +133,10 @@ export function engineHeadersOf(config: Config, credentialsOf: CredentialsOf): E
     });
     return { headers: { ...instance?.headers, ...(authorization === undefined ? {} : { authorization }) }, auth };
   };
+}
+
+/** The router that this facade asks is taken to have the policies of this process' own settings. */
+function comparesPrompts({ policy }: Config): boolean {
+  const policies: Readonly<Record<string, unknown>> = POLICIES;
+  return [policy.prefill, policy.decode].some((name) => policies[name] === POLICIES.cache_aware);
 }

@@ -16,6 +16,7 @@ import type { CheckedHandle, Connector, HandleConnector } from '../connectors/co
 import { BatonError, type ErrorReasonName } from '../core/errors.ts';
 import { type Api, type BodyFacts, CONSUMED_MEMBERS, type LocalReason, REFUSED_MEMBERS } from '../core/facts.ts';
 import type { Edits, ScannedObject } from '../core/json-scan.ts';
+import type { PrefixMark } from '../core/policy.ts';
 import type { RemoteHostRule } from '../core/remote-host.ts';
 import type { MuteSpec } from '../core/reply.ts';
 import type { EngineClient, LegRequest } from '../engine/client.ts';
@@ -48,6 +49,8 @@ export interface GenerateRequest {
   readonly lookupConversationIds: readonly string[];
   /** Members that keep a handle from being used, see `core/prompt-members.ts`. */
   readonly unprovenMembers: readonly string[];
+  /** Beginnings of the prompt, where a policy compares them. */
+  readonly prefix?: readonly PrefixMark[];
   /** Headers for both legs, request id and credentials not included. */
   readonly headers: Readonly<Record<string, string>>;
   readonly authorization: string | undefined;

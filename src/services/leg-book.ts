@@ -81,6 +81,7 @@ export class LegBook {
         ...credential.headers,
         'content-type': 'application/json',
         'accept-encoding': 'identity',
+        ...(target.dataParallelRank === undefined ? {} : { 'x-data-parallel-rank': String(target.dataParallelRank) }),
         'x-request-id': this.#attempt === 0 ? requestId : `${requestId}-r${this.#attempt}`,
       },
       body: spliceObject(body, scan, edits),

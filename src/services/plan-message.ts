@@ -16,10 +16,20 @@ import type { Verdict } from '../core/pools.ts';
 /** Limit of the contract. */
 const MAX_VERDICTS = 256;
 
-/** A decision as callers of the router get it. */
-export function toPlan(decision: Extract<Decision, { kind: 'plan' }>, connector: string, planId: string): Plan {
-  const [prefill, ...prefillFallbacks] = decision.prefill.map(toTarget);
-  const [decode, ...decodeFallbacks] = decision.decode.map(toTarget);
+/** A decision as callers of the router get it; `rankOf` chooses the data parallel rank where there is one to choose. */
+export function toPlan(
+  decision: Extract<Decision, { kind: 'plan' }>,
+  connector: string,
+  planId: string,
+  rankOf: (instance: Instance) => number | undefined,
+): Plan {
+  const targetOf = (instance: Instance): Target => {
+    const target = toTarget(instance);
+    const dataParallelRank = rankOf(instance);
+    return dataParallelRank === undefined ? target : { ...target, dataParallelRank };
+  };
+  const [prefill, ...prefillFallbacks] = decision.prefill.map(targetOf);
+  const [decode, ...decodeFallbacks] = decision.decode.map(targetOf);
   return create(PlanSchema, {
     planId,
     mode: decision.mode,

@@ -19,5 +19,6 @@ export function routeFacts(request: GenerateRequest): RequestFacts {
     continues: facts.continues,
     lookupConversationIds: [...request.lookupConversationIds],
     unprovenMembers: [...request.unprovenMembers],
+    prefix: [...(request.prefix ?? [])],
   });
 }

@@ -17,6 +17,7 @@ import {
   type ReportOutcomeResponse,
   ReportOutcomeResponseSchema,
   type RequestFacts,
+  type Target,
 } from '../../gen/baton/v1/router_pb.ts';
 import { BatonError } from '../core/errors.ts';
 import { avoidPairs } from '../core/pair-order.ts';
@@ -86,7 +87,7 @@ interface FinishedPlan {
 
 interface Reservation extends FinishedPlan {
   /** Slots that are still held. */
-  readonly slots: { prefill: string | undefined; decode: string | undefined };
+  readonly slots: { prefill: Target | undefined; decode: Target | undefined };
   readonly trials: Trials | undefined;
   readonly key: string;
   readonly response: PlanRouteResponse;
@@ -181,7 +182,7 @@ export class RouterService {
       this.#leave(placed);
       return raced;
     }
-    const plan = toPlan(this.#avoidPairs(step?.decision ?? decision), this.#options.connector, randomUUID());
+    const plan = this.#toPlan(facts, this.#avoidPairs(step?.decision ?? decision), randomUUID());
     if (step !== undefined) {
       plan.reuseOutcome = step.outcome;
       plan.captureTokens = step.captureTokens;
@@ -196,6 +197,11 @@ export class RouterService {
     this.#reserve(plan, request.planKey, response, facts, step);
     this.#options.observe?.planned(modeName(plan.mode), plan.reason);
     return response;
+  }
+
+  #toPlan(facts: RequestFacts, decision: PlanDecision, planId: string): Plan {
+    const { session } = policyRequest(facts);
+    return toPlan(decision, this.#options.connector, planId, (instance) => this.#seats.rankFor(instance, session));
   }
 
   #avoidPairs(decision: PlanDecision): PlanDecision {
@@ -344,7 +350,7 @@ export class RouterService {
     const told = new Set(decision.verdicts.map(({ instanceId }) => instanceId));
     const verdicts = [...decision.verdicts, ...losers.filter(({ instanceId }) => !told.has(instanceId))];
     if (decision.kind === 'no-route') throw noRoute(facts, decision, verdicts);
-    return create(ExplainRouteResponseSchema, { plan: toPlan({ ...decision, verdicts }, this.#options.connector, '') });
+    return create(ExplainRouteResponseSchema, { plan: this.#toPlan(facts, { ...decision, verdicts }, '') });
   }
 
   /** Ends the claim, and stores what the turn left for the next one. */
@@ -415,13 +421,13 @@ export class RouterService {
       abandoned?.abandon();
       this.#free(id);
     }
-    const slots = { prefill: plan.prefill?.instanceId, decode: plan.decode?.instanceId };
+    const slots = { prefill: plan.prefill, decode: plan.decode };
     const told = policyRequest(facts);
     for (const place of PLACES) {
-      const id = slots[place];
-      const seat = id === undefined ? undefined : this.#seats.get(id);
+      const slot = slots[place];
+      const seat = slot === undefined ? undefined : this.#seats.get(slot.instanceId);
       if (seat === undefined) continue;
-      this.#seats.take(seat.id);
+      this.#seats.take(seat.id, slot?.dataParallelRank);
       this.#policyOf(place).learn?.(told, seat, now);
     }
     this.#reservations.set(plan.planId, {
@@ -452,20 +458,20 @@ export class RouterService {
   #moveSlots(reservation: Reservation, legs: readonly LegReport[]): void {
     for (const { leg, instanceId, ending } of legs) {
       const place = leg === Leg.PREFILL ? 'prefill' : 'decode';
-      if (reservation.slots[place] !== instanceId) continue;
+      if (reservation.slots[place]?.instanceId !== instanceId) continue;
       if (place === 'prefill' && ending === LegEnding.OK) this.#moveSlot(reservation, place, undefined);
       if (ending !== LegEnding.NOT_SENT) continue;
       const { prefillFallbacks, decodeFallbacks } = reservation.plan;
       const fallbacks = place === 'prefill' ? prefillFallbacks : decodeFallbacks;
       const next = fallbacks.findIndex((target) => target.instanceId === instanceId) + 1;
-      this.#moveSlot(reservation, place, fallbacks[next]?.instanceId);
+      this.#moveSlot(reservation, place, fallbacks[next]);
     }
   }
 
-  #moveSlot({ slots }: Reservation, place: Place, to: string | undefined): void {
+  #moveSlot({ slots }: Reservation, place: Place, to: Target | undefined): void {
     const from = slots[place];
-    if (from !== undefined) this.#seats.free(from);
-    if (to !== undefined) this.#seats.take(to);
+    if (from !== undefined) this.#seats.free(from.instanceId, from.dataParallelRank);
+    if (to !== undefined) this.#seats.take(to.instanceId, to.dataParallelRank);
     slots[place] = to;
     if (from !== undefined) this.#queue.pump();
   }

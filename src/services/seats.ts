@@ -2,6 +2,7 @@ import { type Instance, InstanceState, Role } from '../../gen/baton/v1/instance_
 import { hash32 } from '../core/hash32.ts';
 import type { LoadReading } from '../core/policy.ts';
 import type { Seated } from '../core/pools.ts';
+import { pickRank } from '../core/ranks.ts';
 
 /** Least part of its share that an instance gets while it begins. */
 const LEAST_SHARE = 0.1;
@@ -22,6 +23,8 @@ class Seat implements Seated {
   /** The life that was READY last, and since when; a short absence of the same life changes nothing. */
   life: number | undefined;
   readySince = Number.NEGATIVE_INFINITY;
+  /** Legs on each data parallel rank; empty where the engine chooses by itself. */
+  ranks: number[] = [];
   readonly #ramp: Ramp;
 
   constructor(instance: Instance, ramp: Ramp) {
@@ -125,17 +128,29 @@ export class Seats {
     if (seat !== undefined) seat.lastPick = this.#picks;
   }
 
-  take(id: string): void {
+  /** The data parallel rank for a leg; undefined where the engine chooses by itself. */
+  rankFor({ id, engine }: Instance, session: string): number | undefined {
+    const size = engine?.dataParallelSize ?? 0;
     const seat = this.#byId.get(id);
-    if (seat === undefined) return;
-    seat.inFlight += 1;
-    this.#mark(seat);
+    if (size <= 1 || seat === undefined) return undefined;
+    if (seat.ranks.length !== size) seat.ranks = Array.from({ length: size }, (_, rank) => seat.ranks[rank] ?? 0);
+    return pickRank(seat.ranks, session);
   }
 
-  free(id: string): void {
+  take(id: string, rank?: number): void {
+    this.#change(id, rank, 1);
+  }
+
+  free(id: string, rank?: number): void {
+    this.#change(id, rank, -1);
+  }
+
+  #change(id: string, rank: number | undefined, by: 1 | -1): void {
     const seat = this.#byId.get(id);
-    if (seat === undefined || seat.inFlight === 0) return;
-    seat.inFlight -= 1;
+    if (seat === undefined || (by < 0 && seat.inFlight === 0)) return;
+    seat.inFlight += by;
+    const legs = rank === undefined ? undefined : seat.ranks[rank];
+    if (rank !== undefined && legs !== undefined) seat.ranks[rank] = Math.max(0, legs + by);
     this.#mark(seat);
   }
 

@@ -121,6 +121,7 @@ export interface Stubbed extends AsyncDisposable {
   readonly url: string;
   readonly port: number;
   readonly adminUrl: string;
+  readonly rpcUrl: string;
   readonly prefill: readonly StubEngine[];
   readonly decode: readonly StubEngine[];
   readonly log: readonly Readonly<Record<string, unknown>>[];
@@ -160,6 +161,7 @@ export async function startStubbed(options: StubbedOptions = {}): Promise<Stubbe
     url: url.origin,
     port: Number(url.port),
     adminUrl: `http://${baton.addresses.admin}`,
+    rpcUrl: `http://${baton.addresses.rpc}`,
     prefill,
     decode,
     log,
