@@ -14,6 +14,14 @@ export type ParsedCommand =
   | { readonly kind: 'sim'; readonly options: SimOptions }
   | { readonly kind: 'launch'; readonly flags: LaunchFlagValues }
   | { readonly kind: 'check-config'; readonly file: string }
+  | {
+      readonly kind: 'explain';
+      readonly file: string;
+      readonly flags: RawFlags;
+      readonly tenant: string;
+      readonly conversation: string;
+      readonly json: boolean;
+    }
   | { readonly kind: 'hash-key' }
   | { readonly kind: 'pool'; readonly request: PoolRequest }
   /** Help or version, for standard output. */
@@ -95,6 +103,9 @@ export function parseCommand(argv: readonly string[], version: string): ParsedCo
     .action((file: string) => {
       result = { kind: 'check-config', file };
     });
+  addExplainCommand(program, (parsed) => {
+    result = parsed;
+  });
   program
     .command('hash-key')
     .summary("hash a client's key")
@@ -158,6 +169,35 @@ function launchOptionOf({ flag, kind, value, group, about }: LaunchFlag): Option
 
 function addTo(text: string, all: readonly string[] | undefined): readonly string[] {
   return [...(all ?? []), text];
+}
+
+/** The flags of serve that say where the router is and what is shown to it. */
+const EXPLAIN_FLAGS = ['router-url', 'rpc-client-token-file', 'rpc-client-ca', 'rpc-client-cert', 'rpc-client-key'];
+
+function addExplainCommand(program: Command, run: (parsed: ParsedCommand) => void): void {
+  const command = program
+    .command('explain')
+    .summary('ask a live router what it would do with a request')
+    .description(
+      'Asks a live router for its plan for a request, and why it did not choose each of the other engines. Nothing is ' +
+        'sent to an engine, and no text to the router. The exit code is 1 if there is no plan.',
+    )
+    .argument('<file>', 'JSON file with the body of a chat or a completion')
+    .option('--json', 'print the answer as JSON')
+    .option('--tenant <name>', 'tenant of the request (anonymous)')
+    .option('--conversation <id>', 'conversation of the request, as a header would name it (what the body says)');
+  for (const flag of FLAGS) if (EXPLAIN_FLAGS.includes(flag.name)) command.addOption(optionOf(flag));
+  command.action((file: string, values: Readonly<Record<string, unknown>>) => {
+    const { tenant = 'anonymous', conversation = '', json } = values;
+    run({
+      kind: 'explain',
+      file,
+      flags: readFlags(values),
+      tenant: String(tenant),
+      conversation: String(conversation),
+      json: json === true,
+    });
+  });
 }
 
 function addSimCommand(program: Command, run: (parsed: ParsedCommand) => void): void {

@@ -11,7 +11,7 @@ import type { Running } from '../roles.ts';
 import type { SimOptions } from '../sim/options.ts';
 import { STORES } from '../stores/index.ts';
 import { hashKeyLine } from './hash-key.ts';
-import { parseCommand } from './parse-command.ts';
+import { type ParsedCommand, parseCommand } from './parse-command.ts';
 import { simHint } from './sim-hint.ts';
 
 /** How a process is asked to stop: by a supervisor, or from the keyboard. */
@@ -58,6 +58,8 @@ export async function runCli(host: CliHost): Promise<number> {
       return USAGE;
     case 'check-config':
       return checkConfig(host, command.file);
+    case 'explain':
+      return runExplain(host, command);
     case 'hash-key':
       return hashKey(host);
     case 'pool': {
@@ -124,6 +126,19 @@ async function serve(host: CliHost, flags: RawFlags): Promise<number> {
   await running.stop({ settle: (await host.stopRequested()) === 'SIGTERM' });
   return OK;
 }
+
+async function runExplain(host: CliHost, command: Extract<ParsedCommand, { kind: 'explain' }>): Promise<number> {
+  const flags = { 'router-url': DEFAULT_ROUTER, ...command.flags, roles: 'facade' };
+  const loaded = loadConfig({ flags, env: host.env, known: KNOWN, terminal: host.terminal });
+  if (loaded.kind === 'error') return refuse(host, loaded.problems);
+  const log = createLogger({ level: 'warn', format: 'pretty', color: host.terminal, destination: { write: host.err } });
+  // Loaded only here: the other commands make no calls.
+  const { explain } = await import('./explain.ts');
+  return explain(host, command, loaded.config, log);
+}
+
+/** The RPC port of `baton serve` on this machine. */
+const DEFAULT_ROUTER = 'http://127.0.0.1:50051';
 
 async function runLaunch(host: CliHost, flags: LaunchFlagValues): Promise<number> {
   // Loaded only here: the other commands start no processes.

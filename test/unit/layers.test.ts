@@ -88,6 +88,11 @@ const TABLE: Readonly<Record<string, Row>> = {
   roles: { areas: [EVERYTHING], packages: [EVERYTHING] },
   launch: { areas: ['core', 'gen', 'config', 'obs'], packages: ['node:'] },
   cli: { areas: ['roles', 'config', 'launch', 'sim', 'core', 'obs'], packages: ['commander', 'yaml', 'node:'] },
+  'cli/explain': {
+    areas: ['roles', 'gen', 'core', 'services/instance-words', 'services/plan-message'],
+    types: ['config', 'obs'],
+    packages: [PROTOBUF, 'node:'],
+  },
   // Tells an unknown name in the configuration from a known one without loading the servers behind roles.ts.
   'cli/run': {
     areas: ['config', 'sim', 'core', 'obs', 'policies/index', 'connectors/index', 'stores/index'],

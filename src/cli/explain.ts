@@ -1,0 +1,89 @@
+import { readFileSync } from 'node:fs';
+import { toJsonString } from '@bufbuild/protobuf';
+import {
+  type ExplainRouteResponse,
+  ExplainRouteResponseSchema,
+  type Plan,
+  type Target,
+} from '../../gen/baton/v1/router_pb.ts';
+import type { Config } from '../config/schema.ts';
+import type { Logger } from '../obs/log.ts';
+import { explainRequest } from '../roles/explain.ts';
+import { roleWord } from '../services/instance-words.ts';
+import { modeName } from '../services/plan-message.ts';
+
+/** What `baton explain` is asked for. */
+export interface ExplainCommand {
+  readonly file: string;
+  readonly tenant: string;
+  readonly conversation: string;
+  readonly json: boolean;
+}
+
+/** Where it writes. */
+export interface ExplainHost {
+  out(text: string): void;
+  err(text: string): void;
+}
+
+const OK = 0;
+const FAILED = 1;
+const USAGE = 2;
+
+/** Runs `baton explain` to its end; resolves with the exit code: 1 where there is no plan, 2 for a bad request. */
+export async function explain(
+  host: ExplainHost,
+  { file, tenant, conversation, json }: ExplainCommand,
+  config: Config,
+  log: Logger,
+): Promise<number> {
+  let body: Uint8Array;
+  try {
+    body = readFileSync(file);
+  } catch (error) {
+    host.err(`baton: ${file} cannot be read: ${error instanceof Error ? error.message : String(error)}\n`);
+    return USAGE;
+  }
+  const explained = await explainRequest(config, { body, tenant, conversation }, log);
+  if (explained.kind === 'ok') {
+    host.out(
+      json ? `${toJsonString(ExplainRouteResponseSchema, explained.answer, JSON_STYLE)}\n` : table(explained.answer),
+    );
+    return OK;
+  }
+  host.err(`baton: ${explained.kind === 'bad' ? `${file} ` : ''}${explained.message}\n`);
+  return explained.kind === 'bad' ? USAGE : FAILED;
+}
+
+const JSON_STYLE = { prettySpaces: 2 };
+
+/** The plan in one line, then every instance with what became of it. */
+function table({ plan }: ExplainRouteResponse): string {
+  if (plan === undefined) return 'no plan\n';
+  const { mode, reason, connector } = plan;
+  const rows = [['role', 'instance', 'verdict', 'why'], ...rowsOf(plan)];
+  const widths = [0, 1, 2].map((column) => Math.max(...rows.map((row) => row[column]?.length ?? 0)));
+  const lines = rows.map((row) =>
+    row
+      .map((text, column) => text.padEnd(widths[column] ?? 0))
+      .join('  ')
+      .trimEnd(),
+  );
+  const head = `plan: ${modeName(mode)} (${reason})${connector === '' ? '' : `, connector ${connector}`}`;
+  return `${head}\n\n${lines.join('\n')}\n`;
+}
+
+function rowsOf({ prefill, decode, verdicts }: Plan): readonly (readonly string[])[] {
+  const chosen = (role: string, target: Target | undefined): readonly (readonly string[])[] => {
+    if (target === undefined) return [];
+    const { instanceId, dataParallelRank } = target;
+    return [
+      [role, instanceId, 'chosen', dataParallelRank === undefined ? '' : `data parallel rank ${dataParallelRank}`],
+    ];
+  };
+  return [
+    ...chosen('prefill', prefill),
+    ...chosen(prefill === undefined ? 'alone' : 'decode', decode),
+    ...verdicts.map(({ role, instanceId, reason, detail }) => [roleWord(role), instanceId, reason, detail]),
+  ];
+}
