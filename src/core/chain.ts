@@ -167,7 +167,7 @@ export function promptOfIds(
   };
 }
 
-/** A prompt given by its chain, with raw ids of some blocks; both must have the right shape. */
+/** A prompt given by its chain, with raw ids of some blocks; both must have the right shape. `words` are those of its digests. */
 export function promptOfChain(
   chain: {
     readonly digests: readonly Uint8Array[];
@@ -175,13 +175,13 @@ export function promptOfChain(
     readonly tokenCount: number;
   },
   rawBlocks: readonly RawBlockIds[],
+  words: Uint32Array = packChain(chain).words,
 ): ProvablePrompt {
-  const packed = packChain(chain);
   const raw = new Map(rawBlocks.map((block) => [block.index, block.tokenIds]));
   return {
     fullBlocks: chain.digests.length,
-    wordsUpTo: () => packed.words,
-    idsOf: (block) => (block === chain.digests.length ? packed.tail : raw.get(block)),
+    wordsUpTo: () => words,
+    idsOf: (block) => (block === chain.digests.length ? chain.tailTokenIds : raw.get(block)),
   };
 }
 

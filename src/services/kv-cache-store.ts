@@ -57,6 +57,7 @@ import { operatorRequired } from './credential.ts';
 import { EntryWatch } from './entry-watch.ts';
 import { isSameLife } from './instance-record.ts';
 import {
+  bytesOf,
   readChain,
   readClaimDeadline,
   readConnector,
@@ -189,13 +190,11 @@ export class KvCacheStoreService implements ServiceImpl<typeof KVCacheStore>, Di
       throw new BatonError({ reason: 'PROMPT_REQUIRED', message: 'the take has no prompt to be proven against' });
     }
     if (!this.#isEnabled(key.tenant)) return missMessage(MissReason.DISABLED, 0);
-    // Token ids are long: as bytes they are hashed at once, as a message they would be encoded first.
-    const bytes = read?.bytes;
-    const plain = bytes === undefined ? request : { ...request, prompt: { case: undefined } };
+    const plain = read === undefined ? request : { ...request, prompt: read.rest };
     const scopes = [caller.tenant, key.tenant];
     const prove: Prove | undefined = read && ((chain, limit) => matchChain(read.prompt, chain, limit));
     const result = await this.#store.take({
-      id: callIdOf(request.idempotencyKey, scopes, TakeEntryRequestSchema, plain, bytes && [bytes]),
+      id: callIdOf(request.idempotencyKey, scopes, TakeEntryRequestSchema, plain, read && [read.bytes]),
       key,
       ...(prove === undefined ? {} : { prove }),
       minTokens: readMinTokens(request.minTokens),
@@ -346,11 +345,6 @@ function callIdOf<Desc extends DescMessage>(
   const lengths = Buffer.from(`${parts.map((part) => part.length).join(',')}:`);
   const fingerprint = sha256([lengths, ...parts]);
   return { scope: scopes.map((scope) => `${scope.length}:${scope}`).join(''), key, fingerprint };
-}
-
-/** The bytes of words, in no memory of their own. */
-function bytesOf(words: Uint32Array): Uint8Array {
-  return new Uint8Array(words.buffer, words.byteOffset, words.byteLength);
 }
 
 function missMessage(reason: MissReason, matchedTokens: number): TakeEntryResponse {

@@ -151,12 +151,20 @@ export function readChain(chain: TokenChain, limits: StoreLimits): PackedChain {
   return packChain(chain);
 }
 
-/** The prompt of a take and the bytes that stand for it in a fingerprint; undefined without one. */
+/** The prompt of a take. */
+export interface ReadPrompt {
+  readonly prompt: ProvablePrompt;
+  /** Its long part as bytes; a fingerprint has these and `rest` in place of the message, whose encoding takes longer. */
+  readonly bytes: Uint8Array;
+  readonly rest: TakeEntryRequest['prompt'];
+}
+
+/** Reads the prompt of a take; undefined without one. */
 export function readPrompt(
   prompt: TakeEntryRequest['prompt'],
   seed: ChainSeed,
   limits: StoreLimits,
-): { readonly prompt: ProvablePrompt; readonly bytes?: Uint8Array } | undefined {
+): ReadPrompt | undefined {
   switch (prompt.case) {
     case undefined:
       return undefined;
@@ -164,7 +172,7 @@ export function readPrompt(
       const { tokenIds } = prompt.value;
       if (tokenIds.length > limits.promptTokens) throw overLimit('prompt_tokens', limits.promptTokens);
       const bytes = encodeTokenIds(tokenIds);
-      return { prompt: promptOfIds(tokenIds, seed, sha256, bytes), bytes };
+      return { prompt: promptOfIds(tokenIds, seed, sha256, bytes), bytes, rest: { case: undefined } };
     }
     case 'promptChain': {
       const { chain, rawBlocks } = prompt.value;
@@ -175,9 +183,16 @@ export function readPrompt(
       }
       const fault = findRawBlockFault(chain, rawBlocks);
       if (fault !== undefined) throw invalidField(`prompt_chain.raw_blocks.${fault.field}`, fault.what);
-      return { prompt: promptOfChain(chain, rawBlocks) };
+      const { words } = packChain(chain);
+      const rest = { case: prompt.case, value: { ...prompt.value, chain: { ...chain, digests: [] } } };
+      return { prompt: promptOfChain(chain, rawBlocks, words), bytes: bytesOf(words), rest };
     }
   }
+}
+
+/** The bytes of words, in no memory of their own. */
+export function bytesOf(words: Uint32Array): Uint8Array {
+  return new Uint8Array(words.buffer, words.byteOffset, words.byteLength);
 }
 
 function checkChain(field: string, chain: TokenChain, limits: StoreLimits): void {
