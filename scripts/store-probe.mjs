@@ -11,7 +11,11 @@ new PerformanceObserver((list) => {
   for (const { duration } of list.getEntries()) longestPause = Math.max(longestPause, duration);
 }).observe({ entryTypes: ['gc'] });
 
-process.on('message', async (question) => {
+process.on('message', (question) => void answer(question));
+// The channel must not keep the process alive.
+process.channel?.unref();
+
+async function answer(question) {
   const loop = {
     longestMs: Math.max(0, delay.max / 1e6 - RESOLUTION_MS),
     p999Ms: Math.max(0, delay.percentile(99.9) / 1e6 - RESOLUTION_MS),
@@ -29,6 +33,4 @@ process.on('message', async (question) => {
   delay.reset();
   longestPause = 0;
   process.send({ ...loop, ...memory });
-});
-// The channel must not keep the process alive.
-process.channel?.unref();
+}

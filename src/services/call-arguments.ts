@@ -29,6 +29,8 @@ export function checkReasonWord(reason: string): void {
 
 /** The text, if it is not longer than so many bytes. */
 export function checkSize(field: string, text: string, maxBytes: number): string {
+  // Encoded, half a surrogate pair is the same as any other: two keys would be one.
+  if (!text.isWellFormed()) throw invalidField(field, 'is not well-formed Unicode');
   // A UTF-16 unit is at most three bytes of UTF-8, so most texts need no count.
   if (text.length * 3 > maxBytes && Buffer.byteLength(text) > maxBytes) {
     throw invalidField(field, `is longer than ${maxBytes} bytes`);
