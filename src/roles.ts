@@ -119,7 +119,7 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
             registry: createDirectClient(PoolRegistry, poolRegistry, onFault),
             callerOf,
             hasTokens: config.rpc.tokensFile !== undefined,
-            toBatonError: (error: unknown) => batonErrorFrom(error, 'INTERNAL'),
+            toBatonError: (error: unknown) => batonErrorFrom(error, 'ROUTER_UNAVAILABLE'),
             connector: config.kvConnector,
           };
     const admin = buildAdmin(metrics, workers);

@@ -15,6 +15,7 @@ import {
   type RoleName,
 } from './schema.ts';
 import { type ListenPort, parseHeaderName, parseSecret } from './values.ts';
+import { isRecord } from './yaml-source.ts';
 
 /** The names that this build of baton implements. */
 export interface Known {
@@ -481,6 +482,22 @@ const LMCACHE_FLAG_KEYS = [
   'chunk_size',
 ] as const;
 
+/** What only the registry looks at. */
+const SOURCE_KEYS = [
+  ['discovery', 'file'],
+  ['discovery', 'dns', 'prefill'],
+  ['discovery', 'dns', 'decode'],
+  ['discovery', 'dns', 'both'],
+  ['discovery', 'kubernetes', 'selector'],
+  ['registry', 'state_file'],
+] as const;
+
+function isSet(file: unknown, path: readonly string[]): boolean {
+  let value = file;
+  for (const key of path) value = isRecord(value) ? value[key] : undefined;
+  return value !== undefined;
+}
+
 function checkEngines(config: Config, input: BuildInput, sink: Sink): void {
   const { instances, roles, sim } = config;
   const registry = roles.includes('registry');
@@ -496,6 +513,17 @@ function checkEngines(config: Config, input: BuildInput, sink: Sink): void {
       where: input.locate(['lmcache', 'notice_hub']),
       message: 'simulated engines (--sim) tell the notice socket of this process: leave the key out',
     });
+  }
+  if (config.discovery.kubernetes === undefined && input.file.discovery.kubernetes.namespace !== undefined) {
+    sink.problems.push({
+      where: input.locate(['discovery', 'kubernetes', 'namespace']),
+      message: 'tells nothing without --kubernetes-selector (discovery.kubernetes.selector)',
+    });
+  }
+  for (const path of SOURCE_KEYS) {
+    const where = input.locate(path);
+    if (registry || !/^(--|BATON_)|:\d+:\d+$/.test(where) || !isSet(input.file, path)) continue;
+    sink.warnings.push({ where, message: 'has no effect, because the registry does not run here (--roles)' });
   }
   const given = input.engines.engines.find((engine) => !engine.isDefault);
   if (!registry && given !== undefined) {

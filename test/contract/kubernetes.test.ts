@@ -143,6 +143,16 @@ describe('EndpointSlices', () => {
     await views();
   });
 
+  it('of a pod with two addresses, or in two slices, are one engine', async () => {
+    const { api, follow, views, told } = await setUp();
+    api.put('d6', { labels: DECODE, addresses: ['fd00::1', 'fd00::2'], pods: 'd' });
+    api.put('d4', { labels: DECODE, addresses: ['10.0.0.1'], pods: 'd' });
+    api.put('d4-new', { labels: DECODE, addresses: ['10.0.0.1'], pods: 'd' });
+    follow();
+    await views('10.0.0.1:8000 decode', '[fd00::2]:8000 decode');
+    expect(told.warnings).toEqual([]);
+  });
+
   it('without a role or the wanted port tell no engines, and that is said once', async () => {
     const { api, told, follow, views } = await setUp(', port: http');
     api.put('x', { labels: { app: 'llm' }, addresses: ['10.0.0.1'] });

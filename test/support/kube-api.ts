@@ -14,7 +14,7 @@ export interface FakeSlice {
     readonly labels: Readonly<Record<string, string>>;
     readonly resourceVersion: string;
   };
-  readonly addressType: 'IPv4';
+  readonly addressType: 'IPv4' | 'IPv6';
   readonly endpoints: readonly {
     readonly addresses: readonly string[];
     readonly conditions: { readonly ready: boolean };
@@ -28,6 +28,8 @@ export interface SliceInit {
   readonly labels?: Readonly<Record<string, string>>;
   readonly addresses: readonly string[];
   readonly port?: number;
+  /** What the pods are called, without their number; default the name of the slice. */
+  readonly pods?: string;
 }
 
 const CA = Buffer.from(CLIENT_TLS.ca ?? '').toString('base64');
@@ -104,17 +106,17 @@ export class FakeKubeApi implements AsyncDisposable {
   }
 
   /** Makes or changes a slice. */
-  put(name: string, { labels = {}, addresses, port = 8000 }: SliceInit): void {
+  put(name: string, { labels = {}, addresses, port = 8000, pods = name }: SliceInit): void {
     this.#version += 1;
     this.#change(name, {
       apiVersion: 'discovery.k8s.io/v1',
       kind: 'EndpointSlice',
       metadata: { name, namespace: this.#namespace, labels, resourceVersion: String(this.#version) },
-      addressType: 'IPv4',
+      addressType: addresses.some((address) => address.includes(':')) ? 'IPv6' : 'IPv4',
       endpoints: addresses.map((address, i) => ({
         addresses: [address.replace('!', '')],
         conditions: { ready: !address.endsWith('!') },
-        targetRef: { kind: 'Pod', name: `${name}-${i}` },
+        targetRef: { kind: 'Pod', name: `${pods}-${i}` },
       })),
       ports: [{ name: 'http', port, protocol: 'TCP' }],
     });

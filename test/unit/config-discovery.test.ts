@@ -122,6 +122,16 @@ describe('discovery in the settings', () => {
     });
   });
 
+  test('says which settings nobody looks at', () => {
+    const flags = { roles: 'router', 'registry-url': 'http://r:1', 'kvstore-url': 'http://k:1' };
+    const { warnings } = load(
+      { ...flags, 'pool-file': 'p.yaml', 'registry-state': 's' },
+      'discovery:\n  kubernetes:\n    selector: app=x\n',
+    );
+    expect(warnings.map(({ where }) => where).sort()).toEqual(['--pool-file', '--registry-state', 'baton.yaml:3:5']);
+    expect(() => load({ 'kubernetes-namespace': 'x' })).toThrow(/--kubernetes-namespace: .*--kubernetes-selector/);
+  });
+
   test.each(['p.svc', 'http://', '_vllm._tcp.d.svc:80', 'p.svc:0', 'user@p.svc:80'])('refuses %j', (name) => {
     expect(() => load({ 'prefill-dns': [name] })).toThrow(/--prefill-dns: /);
   });

@@ -194,6 +194,20 @@ describe('incarnations', () => {
     expect(await get(registry, 'e:1')).toBe('ready probe_ok 3');
   });
 
+  it('share a drain, until it is ended or the instance leaves', async () => {
+    const { clock, registry } = setUp([]);
+    await register(registry);
+    await clock.pass(1000);
+    await registry.drainInstance(create(DrainInstanceRequestSchema, { instanceId: 'e:1', reason: 'update' }));
+    await register(registry);
+    await clock.pass(1000);
+    expect(await get(registry, 'e:1')).toBe('draining update 2');
+    await deregister(registry, 'e:1');
+    await register(registry);
+    await clock.pass(1000);
+    expect(await get(registry, 'e:1')).toBe('ready probe_ok 3');
+  });
+
   it('ignores what probes of an earlier registration find', async () => {
     const { clock, world, registry } = setUp([]);
     const gate = Promise.withResolvers<ReturnType<typeof good>>();

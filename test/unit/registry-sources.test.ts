@@ -96,6 +96,13 @@ describe('a source', () => {
     ]);
   });
 
+  it('that names an engine twice, in two roles, has it once, and it does not begin a new life with each view', async () => {
+    const { registry, pool, lines } = setUpSources();
+    for (let i = 0; i < 3; i += 1) registry.applySource('dns', [spec('a:1', 'prefill'), spec('a:1', 'decode')]);
+    expect(pool()).toEqual(['a:1 starting awaiting_first_probe 1']);
+    expect(lines.map(({ msg }) => msg)).toEqual(['an instance of a source is left out: it is named twice']);
+  });
+
   it('does not bring back what an operator removed, unless it stopped naming it; whoever registers it may', async () => {
     const { clock, registry, pool, view } = setUpSources(['s:1']);
     view('a:1', 'a:2');

@@ -56,13 +56,14 @@ export interface SliceView {
 }
 
 /**
- * Reads the engines out of slices: each ready endpoint is one. While a pod is replaced an endpoint may stand in two slices;
- * it counts once.
+ * Reads the engines out of slices: each ready endpoint is one. An endpoint may stand in two slices, while they are rearranged,
+ * or for its IPv4 and its IPv6 address; it counts once, with IPv4 before IPv6.
  */
 export function instancesOf(slices: Iterable<Slice>, config: KubernetesConfig, defaults: InstanceDefaults): SliceView {
   const instances = new Map<string, InstanceConfig>();
+  const pods = new Map<string, string>();
   const problems: string[] = [];
-  for (const slice of slices) {
+  for (const slice of [...slices].sort((a, b) => (a.addressType < b.addressType ? -1 : 1))) {
     const labels = slice.metadata.labels ?? {};
     const word = labels[config.roleLabel];
     const role = word === undefined ? undefined : ROLES.get(word);
@@ -83,6 +84,9 @@ export function instancesOf(slices: Iterable<Slice>, config: KubernetesConfig, d
       const url = parseServerUrl(`${config.scheme}://${host}:${port}`);
       if (url.kind === 'bad') continue;
       const pod = targetRef?.name;
+      const key = `${slice.metadata.namespace ?? ''}/${pod ?? url.value.id}:${port}`;
+      if (pods.has(key) && pods.get(key) !== slice.addressType) continue;
+      pods.set(key, slice.addressType);
       instances.set(url.value.id, {
         ...defaults[role],
         ...url.value,

@@ -345,7 +345,10 @@ export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, In
   }
 
   #put(spec: SavedSpec, leaseMs: number | undefined, engine: DescribedEngine): Member {
+    // A drain holds until it is ended, whatever restarts meanwhile.
+    const before = this.#pool.get(spec.id)?.record.drainReason;
     const member = this.#pool.put({ ...spec, ...this.#credentials(spec.role) }, REGISTERED, engine);
+    if (before !== undefined) member.record.drain(before);
     if (leaseMs === undefined) this.#leases.revoke(spec.id);
     else this.#leases.grant(spec.id, leaseMs);
     return member;

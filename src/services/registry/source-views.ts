@@ -36,12 +36,15 @@ export class SourceViews {
       if (member.origin === source && !named.has(member.record.spec.id)) this.#orphan(member);
     }
     const complaints = new Set<string>();
+    const taken = new Set<string>();
     for (const spec of specs) {
       if (dismissed.has(spec.id)) continue;
-      const complaint = this.#take(source, spec);
+      const complaint = taken.has(spec.id) ? 'it is named twice' : this.#take(source, spec);
+      taken.add(spec.id);
       if (complaint === undefined) continue;
-      complaints.add(complaint);
-      if (this.#complaints.get(source)?.has(complaint) === true) continue;
+      const key = `${spec.id}: ${complaint}`;
+      complaints.add(key);
+      if (this.#complaints.get(source)?.has(key) === true) continue;
       this.#log.warn({ instance: spec.id, source }, `an instance of a source is left out: ${complaint}`);
     }
     this.#complaints.set(source, complaints);
