@@ -263,7 +263,7 @@ export type StoreChange = { readonly revision: bigint } & (
     }
 );
 
-/** Hears of changes; must not throw. `gap` says that changes before `revision` may have been missed. */
+/** Hears of changes; must not throw. `gap`: changes were missed, or the run is another one; it goes on behind `revision`. */
 export type ChangeListener = (change: StoreChange | { readonly kind: 'gap'; readonly revision: bigint }) => void;
 
 /** Hears of an instance for which the release queue holds entries, and how many; must not throw. */
