@@ -1,18 +1,17 @@
 import { expect, test } from 'vitest';
 import { Conversation, chatWithPlan } from '../support/conversation.ts';
-import type { Harness } from '../support/harness.ts';
-import { engine, expectUnharmed, legsOf, metricOf, startLadder } from './ladder-support.ts';
+import { engine, type Ladder, legsOf, metricOf, startLadder } from './ladder-support.ts';
 
 /** Health checks are too rare to notice anything; the store has time on a busy machine. */
 const YAML =
   'health: { interval: 60s }\ntimeouts: { store: 5s, tokenize: 5s }\npools: { prefill: { bidirectional: on } }\n';
 
-const start = async (yaml = YAML): Promise<Harness> => {
+const start = async (yaml = YAML): Promise<Ladder> => {
   const harness = await startLadder({ yaml, engine: { bidirectional: true } });
   await harness.ready();
   return harness;
 };
-const talkTo = (harness: Harness, id: string) => {
+const talkTo = (harness: Ladder, id: string) => {
   const talk = new Conversation(id, { stream: true, plain: harness.plain });
   return { talk, turn: () => talk.turn((body) => chatWithPlan(harness.url, body)) };
 };
@@ -34,7 +33,7 @@ test('a prefill engine that refuses the connection has not had the handle: the n
   expect(await metricOf(harness, 'baton_legs_total{leg="prefill",ending="not_sent"}')).toBe(1);
   const warm = legsOf(first).at(-1)?.params;
   expect(warm).toMatchObject({ do_remote_decode: true, remote_block_ids: expect.any(Array) });
-  await expectUnharmed(harness);
+  await harness.expectUnharmed();
 });
 
 test('two turns at once on one conversation: one has the handle, the other runs cold, both are right', async () => {
@@ -44,7 +43,7 @@ test('two turns at once on one conversation: one has the handle, the other runs 
   for (const sim of harness.prefill) await sim.setFault({ kind: 'stall', ms: 1000, leg: 'prefill' });
   const outcomes = await Promise.all([turn(), turn()]);
   expect(outcomes.toSorted()).toEqual(['hit', 'miss_taken']);
-  await expectUnharmed(harness);
+  await harness.expectUnharmed();
 });
 
 test('an engine that tokenises too slowly costs its time and no more: the turn runs cold', async () => {
@@ -53,5 +52,5 @@ test('an engine that tokenises too slowly costs its time and no more: the turn r
   await turn();
   for (const sim of harness.prefill) await sim.setFault({ kind: 'hang', path: '/tokenize' });
   expect(await turn()).toBe('miss_unverifiable');
-  await expectUnharmed(harness);
+  await harness.expectUnharmed();
 });

@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 import { Conversation, chatWithPlan } from '../support/conversation.ts';
-import { engine, expectUnharmed, legsOf, startLadder } from './ladder-support.ts';
+import { engine, legsOf, startLadder } from './ladder-support.ts';
 
 /** Every time of the configuration, off. */
 const OFF = [
@@ -25,7 +25,7 @@ test('with every time off nothing bites: both turns are right however slow the e
   expect(legs.length).toBeGreaterThanOrEqual(4);
   // No connection is kept, so none is used twice.
   expect(legs.filter(({ onConnection }) => onConnection > 1)).toEqual([]);
-  await expectUnharmed(harness);
+  await harness.expectUnharmed();
 });
 
 test('with no time to wait, a request that finds no pair is told so at once', async () => {
