@@ -14,10 +14,11 @@ import { PutEntryRequestSchema } from '../gen/baton/v1/kv_cache_store_pb.ts';
 import { decodeKvTransferParams } from '../src/core/kv-transfer.ts';
 import { connectRemote } from '../src/rpc/clients.ts';
 
-const WARM_UP = 20_000;
 const CONCURRENCY = 16;
 const count = Number(process.argv[2] ?? 100_000);
 const tokens = Number(process.argv[3] ?? 4096);
+/** Puts after which the process has what it takes whatever it keeps. */
+const warmUp = Math.min(count, 20_000);
 
 await using stack = new globalThis.AsyncDisposableStack();
 const folder = mkdtempSync(join(tmpdir(), 'baton-bench-'));
@@ -28,7 +29,7 @@ const client = stack.use(connectRemote({ url: `unix:${socket}` })).kvCacheStore;
 
 let puts = 0;
 let payload = 0;
-await fill(WARM_UP);
+await fill(warmUp);
 const before = await ask('settle');
 payload = 0;
 const begin = performance.now();
@@ -37,6 +38,8 @@ const seconds = (performance.now() - begin) / 1000;
 const busy = await ask('look');
 const after = await ask('settle');
 const stats = await client.getStats({});
+const kept = ({ heapUsed, external }) => heapUsed + external;
+const perEntry = (bytes) => bytes / (stats.entries - warmUp);
 const rounded = (value) => Number(value.toFixed(2));
 console.log(
   JSON.stringify({
@@ -47,8 +50,11 @@ console.log(
     entries: stats.entries,
     evictions: Number(stats.evictions),
     payloadPerEntry: Math.round(payload / count),
-    rssPerEntry: Math.round((after.rss - before.rss) / (stats.entries - WARM_UP)),
-    ratio: rounded((after.rss - before.rss) / (stats.entries - WARM_UP) / (payload / count)),
+    rssPerEntry: Math.round(perEntry(after.rss - before.rss)),
+    rssRatio: rounded(perEntry(after.rss - before.rss) / (payload / count)),
+    // What is in use: the rest of the RSS is what the process holds ready.
+    usedPerEntry: Math.round(perEntry(kept(after) - kept(before))),
+    usedRatio: rounded(perEntry(kept(after) - kept(before)) / (payload / count)),
     rssMiB: Math.round(after.rss / 1024 ** 2),
     rssAtWorkMiB: Math.round(busy.rss / 1024 ** 2),
     countedMiB: Math.round(Number(stats.bytes) / 1024 ** 2),
