@@ -58,6 +58,8 @@ export interface PrepareRequest {
   readonly inFlight: (instanceId: string) => number;
   /** The decision with this decode instance in front, where it can be chosen; for one that the decision does not rank. */
   readonly withDecode: (instanceId: string) => PlanDecision;
+  /** Whether the two are kept apart for the moment, because KV did not get from the one to the other. */
+  readonly isPairAvoided: (prefillId: string, decodeId: string) => boolean;
   readonly signal: AbortSignal;
 }
 
@@ -115,7 +117,8 @@ export class Reuse {
         around = request.withDecode(decodeId);
       return around;
     };
-    const prefillFor = (ownerId: string) => this.#readers(facts, near(ownerId));
+    const prefillFor = (ownerId: string) =>
+      this.#readers(facts, near(ownerId)).filter(({ id }) => !request.isPairAvoided(id, ownerId));
     const step = await this.#parts.planner.plan({ ...request, prefillFor });
     if (step.kind === 'need-tokens') return step;
     const hit = step.kind === 'hit' ? step : undefined;

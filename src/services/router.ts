@@ -221,12 +221,13 @@ export class RouterService {
     const { decision, held } = placed;
     const excluded = new Set(excludedInstanceIds);
     const inFlight = (id: string) => this.inFlight(id) - (held.includes(id) ? 1 : 0);
+    const isPairAvoided = (prefillId: string, decodeId: string) => this.breakers.isPairAvoided(prefillId, decodeId);
     const withDecode = (decode: string) => {
       const other = this.#decide(facts, excluded, { decode });
       return other.kind === 'plan' && other.decode[0]?.id === decode ? other : decision;
     };
     try {
-      return await reuse.prepare({ facts, decision, prompt, inFlight, withDecode, signal });
+      return await reuse.prepare({ facts, decision, prompt, inFlight, withDecode, isPairAvoided, signal });
     } catch (error) {
       this.#leave(placed);
       throw error;

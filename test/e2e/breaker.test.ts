@@ -1,5 +1,6 @@
 import { afterEach, describe, expect, test } from 'vitest';
 import type { Sim } from '../../src/sim/start-sim.ts';
+import { Conversation, chatWithPlan } from '../support/conversation.ts';
 import { engine, type Ladder, legsOf, metricOf, startLadder } from './ladder-support.ts';
 
 let harness: Ladder;
@@ -69,5 +70,31 @@ describe('a breaker', () => {
     expect(readFrom(p0)).toBe(2);
     expect(readFrom(p1)).toBeGreaterThan(0);
     expect(harness.callCounts().every((count) => count > 0)).toBe(true);
+  });
+
+  test('keeps stored handles from a prefill engine that cannot read them, and gives them to one that can', async () => {
+    const yaml = `breaker: { failures: 9, pair_failures: 2, open: 60s }
+retry: { budget_percent: 100 }
+timeouts: { store: 5s, tokenize: 5s }
+pools: { prefill: { bidirectional: on } }
+`;
+    harness = await startLadder({ yaml, decode: 1, engine: { bidirectional: true } });
+    await harness.ready();
+    const [p0, p1] = [engine(harness.prefill, 0), engine(harness.prefill, 1)];
+    const d0 = engine(harness.decode);
+    // In turn, so that every second turn goes to the second engine first.
+    await p1.setFault({ kind: 'status', status: 500, leg: 'prefill', remote: d0.engineId, count: 1000 });
+    const outcomes: string[] = [];
+    for (let i = 0; i < 8; i++) {
+      const talk = new Conversation(`talk-${i}`, { stream: true, plain: harness.plain });
+      await talk.turn((body) => chatWithPlan(harness.url, body));
+      outcomes.push(await talk.turn((body) => chatWithPlan(harness.url, body)));
+    }
+    const readings = (sim: Sim) =>
+      legsOf(sim).filter(({ params }) => params?.['remote_engine_id'] === d0.engineId).length;
+    expect(readings(p1)).toBe(2);
+    expect(readings(p0)).toBe(6);
+    expect(outcomes.filter((outcome) => outcome === 'hit')).toHaveLength(6);
+    expect(opened()).toMatchObject([{ scope: 'pair', decodeId: new URL(d0.url).host }]);
   });
 });

@@ -1,4 +1,4 @@
-import { contentOf, post } from '../support/harness.ts';
+import { contentOf, post, type Reply } from '../support/harness.ts';
 import type { ChaosWorld } from './chaos-world.ts';
 import type { Draw } from './property-requests.ts';
 import { wait } from './reuse-world.ts';
@@ -55,7 +55,7 @@ async function ask(
   reference: unknown,
 ): Promise<{ readonly told: Told; readonly right: string }> {
   const path = '/v1/chat/completions';
-  const reply = await post(`${world.url}${path}`, body, { headers: { 'x-request-id': id } });
+  const reply = await post(`${world.url}${path}`, body, { headers: { 'x-request-id': id } }).catch(lost);
   const { status, text } = reply;
   if (status !== 200) return { told: { id, status, kind: 'error', text }, right: '' };
   const seen = contentOf(text);
@@ -64,4 +64,10 @@ async function ask(
   const whole = seen.errors.length === 0 && seen.done && shown === right && seen.finish[0] === 'length';
   const cut = seen.errors.length > 0 && seen.done && right.startsWith(shown);
   return { told: { id, status, kind: whole ? 'whole' : cut ? 'cut' : 'wrong', text }, right };
+}
+
+/** A connection that baton itself broke: no client may see that. */
+function lost(error: unknown): Pick<Reply, 'status' | 'text'> {
+  const cause = error instanceof Error ? error.cause : undefined;
+  return { status: 0, text: `${String(error)}: ${String(cause)}` };
 }

@@ -82,6 +82,8 @@ export class ChaosWorld implements AsyncDisposable {
       ...ENGINE,
       role: 'both',
       connector: 'none',
+      // The clients must not meet the end of a kept connection: nobody repeats what they ask it.
+      keepAliveMs: 3_600_000,
       fixedMs: 0,
       prefillMsPerToken: 0,
       decodeMsPerToken: 0,
