@@ -76,7 +76,9 @@ function routerOf(name, size) {
       minUncachedTokens: 0,
     },
     connector: 'nixl',
-    queueMax: 1,
+    queue: { max: 1, tenantMax: 0 },
+    limits: { requests: 0, prefill: 0, decode: 0 },
+    slowStartMs: 0,
     breaker: { failures: 0, pairFailures: 0, openMs: 1000 },
   });
   const open = [];

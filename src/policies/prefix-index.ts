@@ -1,7 +1,7 @@
 import type { PrefixMark } from '../core/policy.ts';
 
-/** What an entry takes, measured with four holders: key, place in the table, holders, time. */
-export const PREFIX_ENTRY_BYTES = 280;
+/** What an entry takes at most, measured with four holders: key, its places in a table that is always rewritten, holders, time. */
+export const PREFIX_ENTRY_BYTES = 400;
 /** Instances that are remembered for one prefix. */
 const MAX_HOLDERS = 4;
 
