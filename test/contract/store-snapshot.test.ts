@@ -170,7 +170,10 @@ describe('a snapshot', () => {
   });
 });
 
-test('a store process keeps its entries over a stop, and after a kill every earlier key is a miss', async () => {
+// Three processes one after the other, which takes long on a busy machine.
+const LONG = { timeout: 60_000 };
+
+test('a store process keeps its entries over a stop, and after a kill every earlier key is a miss', LONG, async () => {
   const start = () => startBatonProcess(['--roles', 'kvstore', '--store-snapshot', file, '--admin-port', 'off']);
   const key = (conversationId: string) => ({ tenant: 't', model: 'm', conversationId });
   const seed = { model: 'm', adapter: '', cacheSalt: '' };

@@ -2,9 +2,10 @@ import { expect } from 'vitest';
 import type { Sim } from '../../src/sim/start-sim.ts';
 import { contentOf, type Harness, type HarnessOptions, post, type Reply, startHarness } from '../support/harness.ts';
 
-/** Engines that record what they are sent; a test starts its own, so that the first request goes to P 0 and D 0. */
+/** Engines that record what they are sent and are READY; a test starts its own, so that the first request goes to P 0 and D 0. */
 export async function startLadder(options: HarnessOptions = {}): Promise<Ladder> {
   const harness = await startHarness({ ...options, engine: { recordRequests: true, ...options.engine } });
+  await harness.ready();
   return {
     ...harness,
     ask: (body, headers) => ask(harness, body, headers),

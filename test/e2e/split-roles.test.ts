@@ -164,7 +164,7 @@ test('a request that waits for an engine does not hold a router up, and is serve
   await chat(url, chatBody());
   await untilReady(url, false);
   const waiting = chat(url, chatBody());
-  await expect.poll(queued).toBe(1);
+  await expect.poll(queued, { timeout: 10_000 }).toBe(1);
   await stopRouter();
   await startRouter();
   await engine(pools.decode).clearFaults();
@@ -193,7 +193,7 @@ test('each role in a process of its own: the facade sees the pools through its r
   const facade = await start({ roles: 'facade', 'router-url': `http://${router.rpc}` });
   expect(facade.rpc).toBeUndefined();
   const url = `http://${facade.facade}`;
-  await expect.poll(async () => (await fetch(`${url}/readiness`)).status).toBe(200);
+  await untilReady(url, true);
   expect(await (await fetch(`${url}/v1/models`)).json()).toMatchObject({ data: [{ id: 'sim-model' }] });
   const messages = [{ role: 'user', content: 'a turn of some length '.repeat(8) }];
   const ask = async () => {
@@ -243,7 +243,7 @@ test('a store of its own: two facades give the handles back that nobody can use 
   };
   const talks = ['one', 'two'];
   for (const talk of talks) await ask(talk, 'first');
-  await expect.poll(pins).toEqual([1, 1]);
+  await expect.poll(pins, { timeout: 10_000 }).toEqual([1, 1]);
   // Another text under the same name: what is stored is compared, and no turn can use it.
   for (const talk of talks) {
     const reply = await ask(talk, 'something else');
