@@ -8,7 +8,7 @@ test('requests over a limit wait in turn; over the limits of waiting they are to
   });
   await harness.ready();
   const tenant = (key: string) => ({ authorization: `Bearer ${key}` });
-  const body = chatBody({ stream: true, max_tokens: 40 });
+  const body = chatBody({ stream: true, max_tokens: 24 });
   const running = harness.ask(body, tenant('one'));
   await expect.poll(() => harness.decode.some((sim) => sim.state().running > 0), { interval: 5 }).toBe(true);
   const waiting = harness.ask(chatBody(), tenant('one'));
@@ -36,7 +36,7 @@ test('who waits in vain for room is told that the engines are busy', async () =>
     engine: { decodeMsPerToken: 40, eosEvery: 0 },
   });
   await harness.ready();
-  const running = harness.ask(chatBody({ max_tokens: 40 }));
+  const running = harness.ask(chatBody({ max_tokens: 24 }));
   await expect.poll(() => harness.decode[0]?.state().running, { interval: 5 }).toBe(1);
   const late = await harness.ask();
   expect([late.status, errorOf(late).code, late.headers.get('retry-after')]).toEqual([503, 'overloaded', '1']);

@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
+import { engine, legsOf, startLadder } from '../e2e/ladder-support.ts';
 import { Conversation, chatWithPlan } from '../support/conversation.ts';
-import { engine, legsOf, startLadder } from './ladder-support.ts';
 
 /** Every time of the configuration, off. */
 const OFF = [

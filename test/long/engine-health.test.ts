@@ -1,7 +1,7 @@
 import { afterEach, expect, test } from 'vitest';
 import type { Sim } from '../../src/sim/start-sim.ts';
+import { chatBody, engine, type Ladder, legsOf, startLadder } from '../e2e/ladder-support.ts';
 import type { HarnessOptions } from '../support/harness.ts';
-import { chatBody, engine, type Ladder, legsOf, startLadder } from './ladder-support.ts';
 
 const YAML = `
 health: { interval: 100ms, timeout: 400ms, failures: 2, damping: 0 }
