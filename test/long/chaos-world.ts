@@ -14,7 +14,7 @@ const ENGINE: SimOptions = {
   bidirectional: true,
   numBlocks: 6000,
   maxModelLen: 2500,
-  kvLeaseMs: 6000,
+  kvLeaseMs: 10_000,
   decoderTtlMs: 20_000,
   fixedMs: 10,
   prefillMsPerToken: 0.1,
@@ -23,11 +23,11 @@ const ENGINE: SimOptions = {
 
 const YAML = `
 pools:
-  prefill: { kv_lease: 6s, bidirectional: on }
+  prefill: { kv_lease: 10s, bidirectional: on }
   decode: { decoder_ttl: 20s }
 kv: { lease_margin: 2s }
 timeouts: { store: 2s, tokenize: 5s, prefill_cold: 20s, first_content: 20s, idle: 15s, queue: 20s, drain: 5s }
-health: { interval: 500ms, timeout: 1500ms, failures: 2, damping: 500ms }
+health: { interval: 500ms, timeout: 2s, failures: 2, damping: 500ms }
 breaker: { open: 1s }
 log: { level: info }
 `;
