@@ -1,8 +1,10 @@
 import { describe, expect, test } from 'vitest';
+import { BatonError } from '../../src/core/errors.ts';
 import { AgingMap } from '../../src/stores/aging-map.ts';
 import { joinUnambiguously, sizeOf } from '../../src/stores/entry.ts';
 import { Families } from '../../src/stores/memory/families.ts';
 import { Heap } from '../../src/stores/memory/heap.ts';
+import { PutAnswers } from '../../src/stores/memory/put-answers.ts';
 import { RowIndex } from '../../src/stores/memory/row-index.ts';
 import { Rows } from '../../src/stores/memory/rows.ts';
 import { Sequence } from '../../src/stores/memory/sequence.ts';
@@ -131,6 +133,49 @@ describe('aging map', () => {
     map.set('f', 7, 2000);
     expect([map.size, map.get('f', 2000)]).toEqual([1, 7]);
     expect(forgotten).toEqual([2, 1, 3, 4, 5, 6]);
+  });
+});
+
+describe('answers of puts', () => {
+  const answer = (seq: number, at: number, displaced: readonly string[] = []) => ({
+    seq,
+    revision: 2 * seq,
+    at,
+    displaced,
+  });
+
+  test('are told again to the same request alone, and forgotten with age and number', () => {
+    const answers = new PutAnswers({ lifetimeMs: 100, maxCount: 3, maxBytes: 1000 });
+    const id = (key: string, request = key, scope = 's') => callId(key, request, scope);
+    answers.remember(id('a'), answer(1, 0, ['e-1', 'e-2']));
+    answers.remember(id('b'), answer(2, 10));
+    expect(answers.find(id('a'), 99)).toEqual(answer(1, 0, ['e-1', 'e-2']));
+    expect(answers.find(id('a', 'a', 'other'), 99)).toBeUndefined();
+    expect(() => answers.find(id('b', 'another request'), 99)).toThrow(BatonError);
+    expect([answers.find(id('a'), 100), answers.find(id('b'), 100)]).toEqual([undefined, answer(2, 10)]);
+    // Its row may be there still: the newer answer counts.
+    answers.remember(id('a'), answer(3, 50));
+    expect(answers.find(id('a'), 60)).toEqual(answer(3, 50));
+    answers.remember(id('c'), answer(4, 60));
+    answers.remember(id('d'), answer(5, 60));
+    expect(['a', 'b', 'c', 'd'].map((key) => answers.find(id(key), 70)?.seq)).toEqual([3, undefined, 4, 5]);
+    answers.trim(1000, 10);
+    answers.remember(id('e'), answer(6, 1000));
+    expect(['a', 'c', 'd', 'e'].map((key) => answers.find(id(key), 1000)?.seq)).toEqual([
+      undefined,
+      undefined,
+      undefined,
+      6,
+    ]);
+  });
+
+  test('take no more than their bound with what they displaced', () => {
+    const answers = new PutAnswers({ lifetimeMs: 1e9, maxCount: 1e6, maxBytes: 1000 });
+    const calls = Array.from({ length: 50 }, () => callId());
+    for (const [index, call] of calls.entries()) answers.remember(call, answer(index, index, ['x'.repeat(100)]));
+    expect(calls.map((call) => answers.find(call, 50)?.seq ?? -1).filter((seq) => seq >= 0)).toEqual(
+      Array.from({ length: 10 }, (_, index) => 40 + index),
+    );
   });
 });
 

@@ -31,6 +31,7 @@ import type {
 import { StoreCounters } from '../store-counters.ts';
 import { type Dropped, Lifecycle, type MemoryBounds } from './life.ts';
 import { makeRoom } from './make-room.ts';
+import { type PutAnswer, PutAnswers } from './put-answers.ts';
 import { ReplayWindow } from './replay-window.ts';
 import { type Claim, entryIdOf, isLive, type Slot, seqOf, slotAt } from './slot.ts';
 
@@ -53,22 +54,12 @@ export const MEMORY_BOUNDS: MemoryBounds = {
 const SLOW_PATH_FACTOR = 256;
 /** How often listeners to changes are told of what is over by itself. */
 const TELL_EVERY_MS = 1000;
-/** Rough sizes of remembered answers, beside what {@link ReplayWindow} counts itself. */
-const PUT_ANSWER_BYTES = 64;
+/** Rough size of a remembered claim, beside its handle and what {@link ReplayWindow} counts itself. */
 const TAKE_ANSWER_BYTES = 512;
-const NONE: readonly string[] = [];
 /** Saved entries that are taken up before other work gets its turn. */
 const RESTORE_SLICE = 1000;
 /** Slots looked at before other work gets its turn. */
 const SLICE = 10_000;
-
-/** What of a put has to be remembered: the rest of its answer stands in the call itself. */
-interface PutAnswer {
-  readonly seq: number;
-  readonly revision: number;
-  readonly at: number;
-  readonly displaced: readonly string[];
-}
 
 interface TakenAnswer {
   readonly claim: Claim;
@@ -90,7 +81,7 @@ export class MemoryStore implements KvStore {
   readonly #limits: StoreOptions['limits'];
   readonly #bounds: MemoryBounds;
   readonly #life: Lifecycle;
-  readonly #puts: ReplayWindow<PutAnswer>;
+  readonly #puts: PutAnswers;
   readonly #takes: ReplayWindow<TakeAnswer>;
   readonly #releases: ReplayWindow<readonly TakenAnswer[]>;
   readonly #deletes: ReplayWindow<boolean>;
@@ -111,7 +102,7 @@ export class MemoryStore implements KvStore {
     this.#bounds = bounds;
     this.#life = new Lifecycle(this.runId, bounds, (tenant) => this.#counters.expired(tenant));
     const window = { lifetimeMs: bounds.replayMs, maxCount: bounds.replays, maxBytes: bounds.replayBytes };
-    this.#puts = new ReplayWindow(window);
+    this.#puts = new PutAnswers(window);
     const letGo = (answer: TakeAnswer) => {
       if (answer.claim !== undefined) this.#life.table.letGo(answer.slot);
     };
@@ -299,8 +290,7 @@ export class MemoryStore implements KvStore {
     const displaced = makeRoom(room, call, bytes, now);
     const { seq, revision } = this.#insert(call.entry, bytes, now);
     this.#counters.put(call.entry.key.tenant);
-    const answer = { seq, revision, at: now, displaced: displaced.length === 0 ? NONE : displaced };
-    return this.#puts.remember(call.id, answer, now, PUT_ANSWER_BYTES);
+    return this.#puts.remember(call.id, { seq, revision, at: now, displaced });
   }
 
   /** The entry as it was put. */
