@@ -1,6 +1,6 @@
 /**
  * What every script begins with: the run and the time of the server, and the lives of entries and claims as
- * memory-life.ts has them. A script is one step for all store processes.
+ * memory/life.ts has them. A script is one step for all store processes.
  *
  * KEYS[1] is `{prefix}:m`; with it all names share one hash tag. ARGV[1] is the run the caller believes in, ARGV[2] the
  * time (empty: the server's own), ARGV[3] and ARGV[4] the bounds of the release queue.
