@@ -204,7 +204,7 @@ describe('bounded work', () => {
     const time: TestTime = { now: 0 };
     let steps = 0;
     const now = () => time.now;
-    const store = new MemoryStore({ now, limits: limits({ totalBytes: 1e9 }) }, { ...MEMORY_BOUNDS, sweep: 4 });
+    const store = new MemoryStore({ now, limits: limits({ totalBytes: 1e9 }) }, { ...MEMORY_BOUNDS, sweep: 32 });
     for (let index = 0; index < 3000; index++) {
       await store.put({
         id: callId(),
@@ -216,13 +216,13 @@ describe('bounded work', () => {
     const key = { ...KEY, conversationId: 'c2999' };
     const call = { key, prove: proofOf(ids(64), key), minTokens: 1, compatGroup: '', deadlineMs: 1000 };
     expect(await store.take({ ...call, id: callId() })).toMatchObject({ kind: 'miss' });
-    // 3,000 are due; the take cleared 4 and what it looked at, each look below clears 4 * 256.
+    // 3,000 are due; the take cleared 32 and what it looked at, each look below clears 32 * 32.
     const left: number[] = [];
     do {
       steps += 1;
       left.push((await store.stats({})).entries);
     } while (left.at(-1) !== 0 && steps < 10);
-    expect(left).toEqual([3000 - 5 - 1024, 3000 - 5 - 2048, 0]);
+    expect(left).toEqual([3000 - 33 - 1024, 3000 - 33 - 2048, 0]);
   });
 
   test('claims that are over make room before a put is refused', async () => {

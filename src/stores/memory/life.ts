@@ -319,9 +319,10 @@ export class Lifecycle {
     }
   }
 
-  /** Clears away up to `batch` slots and claims that are due. */
-  sweep(now: number, batch: number): void {
-    for (let left = batch; left > 0; left--) if (!this.sweepOne(now)) return;
+  /** Clears away up to `batch` slots and claims that are due; false when none is left. */
+  sweep(now: number, batch: number): boolean {
+    for (let left = batch; left > 0; left--) if (!this.sweepOne(now)) return false;
+    return batch > 0;
   }
 
   /** Clears away one slot or claim that is due; false if none is. */

@@ -6,7 +6,7 @@ import type { Lifecycle } from './life.ts';
 import { type Slot, slotAt } from './slot.ts';
 
 /** Most due entries and claims that a put clears away before it refuses. */
-const QUOTA_SWEEP = 4096;
+const QUOTA_SWEEP = 2048;
 
 interface Room {
   readonly life: Lifecycle;

@@ -51,7 +51,7 @@ export const MEMORY_BOUNDS: MemoryBounds = {
 };
 
 /** How much more a call clears that is not on a request's path. */
-const SLOW_PATH_FACTOR = 256;
+const SLOW_PATH_FACTOR = 32;
 /** How often listeners to changes are told of what is over by itself. */
 const TELL_EVERY_MS = 1000;
 /** Rough size of a remembered claim, beside its handle and what {@link ReplayWindow} counts itself. */
@@ -59,7 +59,7 @@ const TAKE_ANSWER_BYTES = 512;
 /** Saved entries that are taken up before other work gets its turn. */
 const RESTORE_SLICE = 1000;
 /** Slots looked at before other work gets its turn. */
-const SLICE = 10_000;
+const SLICE = 2000;
 
 interface TakenAnswer {
   readonly claim: Claim;
@@ -240,7 +240,7 @@ export class MemoryStore implements KvStore {
   readonly onChange = (listener: ChangeListener): (() => void) => {
     const end = this.#life.onChange(listener);
     // Without calls nothing would tell that an entry is over.
-    this.#sweeping ??= setInterval(() => this.#begin(SLOW_PATH_FACTOR), TELL_EVERY_MS).unref();
+    this.#sweeping ??= setInterval(() => void this.#clearDue(), TELL_EVERY_MS).unref();
     return () => {
       if (end() === 0) this.#stopSweeping();
     };
@@ -277,6 +277,11 @@ export class MemoryStore implements KvStore {
       const about = { key, owner, connector, storedTokens, engineBlockSize, blocks, ttlMs: remainingMs };
       yield { entry: { ...about, handle, ...(chain === undefined ? {} : { chain }) }, ageMs };
     }
+  }
+
+  /** Clears away all that is due, with turns for other work between. */
+  async #clearDue(): Promise<void> {
+    while (this.#life.sweep(this.#now(), this.#bounds.sweep * SLOW_PATH_FACTOR)) await setImmediate();
   }
 
   #stopSweeping(): void {
