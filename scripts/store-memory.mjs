@@ -1,5 +1,6 @@
 // Fills a `baton kvstore` process over its unix socket with entries of long conversations and prints, as JSON, what an
-// entry takes of its memory beside the payload, and how long its event loop stood still. Linux.
+// entry takes of its memory beside the payload, and how long its event loop stood still, beside that of a process that does
+// nothing: what the machine itself makes wait. Linux.
 // Arguments: entries (default 100000), tokens of each (default 4096).
 import { spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
@@ -25,18 +26,20 @@ const folder = mkdtempSync(join(tmpdir(), 'baton-bench-'));
 stack.defer(() => rmSync(folder, { recursive: true }));
 const socket = join(folder, 'store.sock');
 const store = await startStore();
+const idle = startProbed('-e', 'setInterval(() => {}, 3_600_000)');
 const client = stack.use(connectRemote({ url: `unix:${socket}` })).kvCacheStore;
 
 let puts = 0;
 let payload = 0;
 await fill(warmUp);
-const before = await ask('settle');
+await ask(idle, 'look');
+const before = await ask(store, 'settle');
 payload = 0;
 const begin = performance.now();
 await fill(count);
 const seconds = (performance.now() - begin) / 1000;
-const busy = await ask('look');
-const after = await ask('settle');
+const [busy, still] = await Promise.all([ask(store, 'look'), ask(idle, 'look')]);
+const after = await ask(store, 'settle');
 const stats = await client.getStats({});
 const kept = ({ heapUsed, external }) => heapUsed + external;
 const perEntry = (bytes) => bytes / (stats.entries - warmUp);
@@ -59,6 +62,8 @@ console.log(
     rssAtWorkMiB: Math.round(busy.rss / 1024 ** 2),
     countedMiB: Math.round(Number(stats.bytes) / 1024 ** 2),
     boundMiB: Number(stats.limits?.totalBytes ?? 0) / 1024 ** 2,
+    idleLongestLoopMs: rounded(still.longestMs),
+    idleLoopP999Ms: rounded(still.p999Ms),
     longestLoopMs: rounded(busy.longestMs),
     loopP999Ms: rounded(busy.p999Ms),
     longestPauseMs: rounded(busy.longestPauseMs),
@@ -112,10 +117,16 @@ function request() {
 }
 
 async function startStore() {
-  const probe = join(import.meta.dirname, 'store-probe.mjs');
   const bin = join(import.meta.dirname, '..', 'src', 'bin.ts');
   const flags = ['kvstore', '--rpc-port', 'off', '--rpc-socket', socket, '--admin-port', 'off', '--log-format', 'json'];
-  const child = spawn(process.execPath, ['--expose-gc', '--import', probe, bin, ...flags], {
+  const child = startProbed(bin, ...flags);
+  for await (const line of createInterface({ input: child.stderr })) if (line.includes('"baton is up"')) return child;
+  throw new Error('the store did not start');
+}
+
+function startProbed(...args) {
+  const probe = join(import.meta.dirname, 'store-probe.mjs');
+  const child = spawn(process.execPath, ['--expose-gc', '--import', probe, ...args], {
     stdio: ['ignore', 'ignore', 'pipe', 'ipc'],
   });
   stack.defer(async () => {
@@ -123,13 +134,12 @@ async function startStore() {
     child.kill('SIGTERM');
     await ended;
   });
-  for await (const line of createInterface({ input: child.stderr })) if (line.includes('"baton is up"')) return child;
-  throw new Error('the store did not start');
+  return child;
 }
 
-/** What the store's process says of itself since the last question; `settle` lets it collect its garbage first. */
-async function ask(question) {
-  const answer = once(store, 'message');
-  store.send(question);
+/** What a process says of itself since the last question; `settle` lets it collect its garbage first. */
+async function ask(child, question) {
+  const answer = once(child, 'message');
+  child.send(question);
   return (await answer)[0];
 }
