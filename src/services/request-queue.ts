@@ -138,7 +138,7 @@ export class RequestQueue {
         stop.removeEventListener('abort', close);
         this.#remove(tenant, waiter);
         const waitedMs = this.#options.now() - since;
-        if (outcome === 'routed') this.#usualWaitMs += NEWEST * (waitedMs - this.#usualWaitMs);
+        if (outcome === 'routed' || outcome === 'timeout') this.#usualWaitMs += NEWEST * (waitedMs - this.#usualWaitMs);
         this.#options.observe?.(outcome, waitedMs);
         act();
       };

@@ -239,30 +239,30 @@ export class RouterService {
     this.#forgetPending();
     const excluded = new Set(request.excludedInstanceIds);
     const { requests } = this.#options.limits;
-    let last: Decision = { kind: 'no-route', verdicts: [] };
-    let hasRoom = true;
+    const hasRoom = () => requests === 0 || this.#reservations.size + this.#unplanned < requests;
     const attempt = (): Placed | undefined => {
-      hasRoom = requests === 0 || this.#reservations.size + this.#unplanned < requests;
-      if (!hasRoom) return undefined;
-      last = this.#decideInTurn(facts, excluded);
-      if (last.kind === 'unknown-model') throw noRoute(facts, last);
-      if (last.kind !== 'plan') return undefined;
-      const held = [last.prefill[0], last.decode[0]].flatMap((instance) => instance?.id ?? []);
+      if (!hasRoom()) return undefined;
+      const decision = this.#decideInTurn(facts, excluded);
+      if (decision.kind === 'unknown-model') throw noRoute(facts, decision);
+      if (decision.kind !== 'plan') return undefined;
+      const held = [decision.prefill[0], decision.decode[0]].flatMap((instance) => instance?.id ?? []);
       for (const id of held) this.#seats.take(id);
       this.#unplanned += 1;
-      return { decision: last, held };
+      return { decision, held };
     };
     const { tenant, priority, model, localReasons } = facts;
     const kind = JSON.stringify([model, localReasons.length > 0, [...excluded].toSorted()]);
     const maxWaitMs = toMs(request.maxWait);
     const placed = await this.#queue.place({ tenant, priority, kind, maxWaitMs, signal, attempt });
     if (placed !== undefined) return placed;
-    const isFull = last.kind === 'no-route' && last.verdicts.some(({ reason }) => reason === FULL);
-    if (!hasRoom || isFull) {
+    // Who waited behind others of its kind was never tried itself: what stands in the way is looked at now.
+    const decision = this.#decide(facts, excluded);
+    const isFull = decision.kind === 'no-route' && decision.verdicts.some(({ reason }) => reason === FULL);
+    if (!hasRoom() || isFull || decision.kind === 'plan') {
       const message = 'All engines that could take this request are busy.';
       throw new BatonError({ reason: 'OVERLOADED', message, retryAfterMs: this.#queue.retryAfterMs });
     }
-    throw noRoute(facts, last);
+    throw noRoute(facts, decision);
   }
 
   #giveUpSeats({ held }: Placed): void {
