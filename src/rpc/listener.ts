@@ -67,6 +67,8 @@ export async function startRpcListener(options: RpcListenerOptions): Promise<Rpc
 
   const limits = {
     headersTimeout: silentMs,
+    // A request that is cut off in its body must not be waited for at a stop either.
+    requestTimeout: REQUEST_SILENCES * silentMs,
     connectionsCheckingInterval: Math.min(silentMs, 5_000),
     keepAliveTimeout: 65_000,
   };
@@ -154,6 +156,9 @@ export async function startRpcListener(options: RpcListenerOptions): Promise<Rpc
     [Symbol.asyncDispose]: () => (closing ??= close(0)),
   };
 }
+
+/** A whole request over HTTP/1.1 has to come within so many times the time that a silent connection has. */
+const REQUEST_SILENCES = 3;
 
 /** How long calls that are aborted at the end of a drain have to tell their callers, milliseconds. */
 const ABORTED_MS = 50;

@@ -208,6 +208,13 @@ describe('first bytes', () => {
     await call;
   });
 
+  test('cut off in their body are not waited for', async () => {
+    await using started = await start({}, 50);
+    const head = 'POST /baton.v1.Router/PlanRoute HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n';
+    const socket = await started.socket(`${head}content-length: 1000\r\n\r\n{`);
+    expect(await textOf(socket)).toMatch(/^HTTP\/1.1 408 /);
+  });
+
   test('that never come do not hold a half-closed socket', async () => {
     await using started = await start({});
     const socket = await started.socket();

@@ -94,12 +94,43 @@ describe('a server that changes', () => {
     await using own = await RedisServer.start();
     await using a = await openOn(own);
     await put(a.store);
+    const { runId } = a.store;
     await own.command('FLUSHALL');
     expect(await a.store.take(takeCall())).toEqual(miss(MissReason.NEVER_STORED));
+    expect(a.store.runId).not.toBe(runId);
     await own.command('SCRIPT FLUSH');
     await put(a.store);
     expect((await a.store.take(takeCall())).kind).toBe('taken');
   });
+});
+
+/** Deletes the keys whose names end in one of these letters; a server that evicts does so sooner or later. */
+const lose = (ends: string): string =>
+  `EVAL "for _, k in ipairs(redis.call('KEYS','*')) do if string.match(k, ':[${ends}]$') then redis.call('DEL', k) end end" 0`;
+
+test.each([
+  ['FLUSHALL', false],
+  [lose('n'), true],
+  [lose('m'), false],
+  [lose('nm'), false],
+])('after %s no claim and no entry has the id of an earlier one', async (loss, isSameRun) => {
+  await using own = await RedisServer.start();
+  await using a = await openOn(own);
+  const first = await put(a.store);
+  const early = await a.store.take(takeCall());
+  if (early.kind !== 'taken') throw new Error('not taken');
+  await own.command(loss);
+  const second = await put(a.store);
+  const late = await a.store.take(takeCall());
+  if (late.kind !== 'taken') throw new Error('not taken');
+  expect(second.entry.entryId).not.toBe(first.entry.entryId);
+  expect(late.taken.claimId).not.toBe(early.taken.claimId);
+  // Else the holder of the early claim would put back what the other one reads.
+  const back = await a.store.release(early.taken.claimId, () => true).catch(({ reason }) => reason);
+  const its = expect.objectContaining({ entryId: first.entry.entryId });
+  expect(back).toEqual(isSameRun ? its : 'CLAIM_NOT_FOUND');
+  const third = await a.store.take(takeCall());
+  expect(third.kind === 'taken' ? third.taken.entry : 'miss').toEqual(isSameRun ? its : 'miss');
 });
 
 describe('the server', () => {
@@ -146,10 +177,12 @@ describe('the server', () => {
     expect(warn).not.toHaveBeenCalled();
   });
 
-  test('that evicts is warned of', async () => {
-    await using own = await RedisServer.start(['--maxmemory', '64mb', '--maxmemory-policy', 'allkeys-lru']);
+  test('that evicts is refused, and one that would is warned of', async () => {
+    await using own = await RedisServer.start(['--maxmemory-policy', 'allkeys-lru']);
     await using a = await openOn(own);
     expect(a.notices).toMatchObject([{ level: 'warn', message: expect.stringContaining('allkeys-lru') }]);
+    await own.command('CONFIG SET maxmemory 64mb');
+    await expect(openOn(own)).rejects.toThrow(/allkeys-lru.*set maxmemory-policy to noeviction/);
   });
 
   test('without memory refuses to store, and still gives what it has', async () => {

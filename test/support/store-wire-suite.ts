@@ -19,7 +19,7 @@ import {
   SEED,
   type TakeParts,
 } from './store-messages.ts';
-import { callerFor, type OpenWorld, type StoreWorld } from './store-world.ts';
+import { callerFor, listed, type OpenWorld, type StoreWorld } from './store-world.ts';
 
 /** Stores an entry; resolves with its id and revision. */
 async function stored(run: StoreWorld, rest: PutParts = {}, tokens = ids(200)) {
@@ -215,7 +215,7 @@ export function testStoreOnTheWire(open: OpenWorld): void {
     expect((await run.client.getEntry({ selector }, other)).miss?.reason).toBe(MissReason.NEVER_STORED);
     expect(await missed(run, {}, ids(300), other)).toBe('NEVER_STORED');
     const filter = { instanceId: run.names.instanceId };
-    expect((await run.client.listEntries({ filter }, other)).entries).toEqual([]);
+    expect(await listed(run, filter, other)).toEqual([]);
     expect(await run.client.getStats({ filter }, other)).toMatchObject({ entries: 0, bytes: 0n, owners: [] });
     const remove = { idempotencyKey: callKey(), entryId: entry?.entryId ?? '' };
     expect(await run.client.deleteEntry(remove, other)).toMatchObject({ deleted: false });
@@ -227,7 +227,7 @@ export function testStoreOnTheWire(open: OpenWorld): void {
       claim_id: claimId,
     });
     expect((await run.client.releaseClaim({ claimId, reason: 'not_sent' })).entry?.claimed).toBe(false);
-    expect((await run.client.listEntries({ filter }, router)).entries).toHaveLength(1);
+    expect(await listed(run, filter, router)).toHaveLength(1);
   });
 
   test('frees blocks and drops owners', async (context) => {
@@ -334,7 +334,7 @@ export function testStoreOnTheWire(open: OpenWorld): void {
       expect.soft(answer, String(call)).toEqual({ reason: 'INVALID_ARGUMENT', field });
     }
     const filter = { conversationId: run.names.key.conversationId };
-    expect((await run.client.listEntries({ filter })).entries).toEqual([]);
+    expect(await listed(run, filter)).toEqual([]);
   });
 
   test('holds the limits that it tells', async (context) => {

@@ -1,6 +1,7 @@
+import type { MessageInitShape } from '@bufbuild/protobuf';
 import type { CallOptions, Client } from '@connectrpc/connect';
 import type { TestContext } from 'vitest';
-import type { KVCacheStore } from '../../gen/baton/v1/kv_cache_store_pb.ts';
+import type { Entry, EntryFilterSchema, KVCacheStore } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import { type KvCacheStoreOptions, KvCacheStoreService } from '../../src/services/kv-cache-store.ts';
 import type { StoreCaller } from '../../src/services/kv-store-arguments.ts';
 import { STORES } from '../../src/stores/index.ts';
@@ -108,4 +109,20 @@ export async function openLocalWorld(
       service[Symbol.dispose]();
     },
   } satisfies StoreWorld & Record<string, unknown>;
+}
+
+/** All entries that pass a filter; in a store that is in use pages can be short or empty. */
+export async function listed(
+  { client }: Pick<StoreWorld, 'client'>,
+  filter: MessageInitShape<typeof EntryFilterSchema>,
+  options?: CallOptions,
+): Promise<readonly Entry[]> {
+  const entries: Entry[] = [];
+  let pageToken = '';
+  do {
+    const page = await client.listEntries({ filter, pageSize: 100, pageToken }, options);
+    entries.push(...page.entries);
+    pageToken = page.nextPageToken;
+  } while (pageToken !== '');
+  return entries;
 }

@@ -9,7 +9,7 @@ import type {
 } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import { ids } from './kv-store.ts';
 import { reasonName } from './store-messages.ts';
-import type { StoreWorld } from './store-world.ts';
+import { listed, type StoreWorld } from './store-world.ts';
 
 /** For what a loaded machine may delay. */
 const SLOW = { timeout: 20_000, interval: 20 };
@@ -160,18 +160,11 @@ export function follow(view: View, ...worlds: readonly StoreWorld[]) {
 
 /** The view comes to be what is listed. */
 export async function expectSame(view: View, run: StoreWorld): Promise<void> {
-  await expect.poll(async () => [view.text, await listed(run)], SLOW).toSatisfy(([seen, there]) => seen === there);
+  await expect.poll(async () => [view.text, await linesOf(run)], SLOW).toSatisfy(([seen, there]) => seen === there);
 }
 
 /** The lines of all entries that belong to the test. */
-async function listed(run: StoreWorld): Promise<string> {
-  const lines: string[] = [];
-  let pageToken = '';
-  do {
-    const filter = { instanceId: run.names.instanceId };
-    const page = await run.client.listEntries({ filter, pageSize: 100, pageToken });
-    lines.push(...page.entries.map(lineOf));
-    pageToken = page.nextPageToken;
-  } while (pageToken !== '');
-  return lines.toSorted().join('\n');
+async function linesOf(run: StoreWorld): Promise<string> {
+  const entries = await listed(run, { instanceId: run.names.instanceId });
+  return entries.map(lineOf).toSorted().join('\n');
 }

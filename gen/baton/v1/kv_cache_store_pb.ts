@@ -999,7 +999,7 @@ export type ListEntriesResponse = Message<"baton.v1.ListEntriesResponse"> & {
   entries: Entry[];
 
   /**
-   * Start of the next page; empty on the last.
+   * Start of the next page; empty on the last. A page before that may be short, or have no entry at all.
    *
    * @generated from field: string next_page_token = 2;
    */

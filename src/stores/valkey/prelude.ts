@@ -5,8 +5,11 @@
  * KEYS[1] is `{prefix}:m`; with it all names share one hash tag. ARGV[1] is the run the caller believes in, ARGV[2] the
  * time (empty: the server's own), ARGV[3] and ARGV[4] the bounds of the release queue.
  *
+ * M holds the clock, the generation and the last ids in one key: where ids begin anew, so does the generation, and no id
+ * comes twice in a run.
+ *
  * Names below `{prefix}:<run>:`
- *   n      counts, last revision, last ids         nt:T  the same of tenant T
+ *   n      counts, last revision                   nt:T  the same of tenant T
  *   e:ID   entry: i fixed facts, m view, h handle, c chain, s state, r revision, l claim and its deadline, u last claim
  *   k:KEY  live entries of a key, by age           a     all entries, by age
  *   zi zq zb   idle, queued, busy entries by expiry    oi:O oq:O ob:O   the same of owner O, by age
@@ -32,7 +35,13 @@ if not now then
   local time = call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
-if now < last - 2000 then
+if not clock[1] then
+  -- New, or lost with whatever else the server lost: nothing of before may pass for what comes.
+  local born = call('TIME')
+  gen = born[1] .. '.' .. born[2]
+  call('HSET', M, 't', now, 'g', gen, 'o', origin)
+  call('PEXPIRE', M, 360000000)
+elseif now < last - 2000 then
   gen = string.format('%.0f-%.0f', last, now)
   origin = last
   call('HSET', M, 't', now, 'g', gen, 'o', origin)
@@ -262,7 +271,7 @@ local function claim(e, to, deadline_ms, matched)
   local revision = rev()
   e.r = revision
   if to == 'r' and live(e.s) then bury(e, RELEASED, revision) end
-  local id = string.format('c-%s-%x', run, call('HINCRBY', N, 'cl', 1))
+  local id = string.format('c-%s-%x', run, call('HINCRBY', M, 'cl', 1))
   local deadline = now + deadline_ms
   call('HSET', P .. 'c:' .. id, 's', 'o', 'e', e.id, 't', e.t, 'f', to == 'r' and 1 or 0, 'd', deadline,
     'r', revision, 'm', matched)

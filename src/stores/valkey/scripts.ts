@@ -68,7 +68,7 @@ while tonumber(call('HGET', N, 'b') or 0) + bytes > total do
     displace(next)
   end
 end
-local seq = call('HINCRBY', N, 'seq', 1)
+local seq = call('HINCRBY', M, 'seq', 1)
 local e = {k = key, q = seq, x = now + ttl, a = now, t = tenant, o = owner, b = bytes, p = blocks, n = handle_bytes}
 local fixed = cmsgpack.pack(e)
 e.id, e.s, e.r, e.u = string.format('e-%s-%012x', run, seq), '', rev(), 0

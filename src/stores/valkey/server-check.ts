@@ -28,21 +28,24 @@ export async function checkServer(
     const message = `the store's server has no database ${db}; name another one at the end of its URL, or none`;
     return { refusal: new BatonError({ reason: 'STORE_UNAVAILABLE', message }), warnings: [] };
   }
-  const policy = await evictionPolicy(client);
+  const policy = await setting(client, 'maxmemory-policy');
   if (policy === undefined || policy === 'noeviction') return { warnings: [] };
-  return {
-    warnings: [
-      `the valkey server evicts keys (maxmemory-policy ${policy}): entries and answers go early; set it to noeviction`,
-    ],
-  };
+  const message = `the valkey server may evict any key (maxmemory-policy ${policy})`;
+  // A put whose answer was evicted would be stored again when it is repeated, though its handle was given away.
+  if ((await setting(client, 'maxmemory')) !== '0') {
+    const why = `${message}: a handle could be given twice; set maxmemory-policy to noeviction`;
+    return { refusal: new BatonError({ reason: 'STORE_UNAVAILABLE', message: why }), warnings: [] };
+  }
+  return { warnings: [`${message} once it is given a maxmemory; set the policy to noeviction`] };
 }
 
 /** Undefined where CONFIG is forbidden, as hosted servers do. */
-async function evictionPolicy(client: {
-  readonly config: (verb: 'GET', parameter: string) => Promise<unknown>;
-}): Promise<string | undefined> {
+async function setting(
+  client: { readonly config: (verb: 'GET', parameter: string) => Promise<unknown> },
+  name: string,
+): Promise<string | undefined> {
   try {
-    const reply = await client.config('GET', 'maxmemory-policy');
+    const reply = await client.config('GET', name);
     return Array.isArray(reply) ? String(reply[1]) : undefined;
   } catch {
     return undefined;
