@@ -2,7 +2,7 @@
 // caller's own Node (20 or later) and with nothing installed: plain JavaScript, built-in modules only.
 import { spawnSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
-import { existsSync, readFileSync, unlinkSync, writeFileSync } from 'node:fs';
+import { existsSync, readFileSync, rmSync, unlinkSync, writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 
@@ -10,6 +10,7 @@ const root = join(dirname(fileURLToPath(import.meta.url)), '..');
 const node = join(root, 'node_modules', '.bin', process.platform === 'win32' ? 'node.cmd' : 'node');
 /** Holds the digest of the lock file that the last successful installation was made from. */
 const stamp = join(root, 'node_modules', '.baton-setup');
+const lock = join(root, '.baton-setup.lock');
 /** Oldest Node that runs the sources: it strips types without a flag and knows `await using`. */
 const OLDEST_NODE = 24;
 
@@ -71,9 +72,51 @@ function installedNodeRuns() {
   return true;
 }
 
+/** One installation at a time: two of them tear out each other's folders. The file holds the process that installs. */
+function lockInstallation() {
+  for (let told = false; ; ) {
+    try {
+      writeFileSync(lock, String(process.pid), { flag: 'wx' });
+      return;
+    } catch (error) {
+      if (error.code !== 'EEXIST') throw error;
+    }
+    if (!isInstalling()) {
+      rmSync(lock, { force: true });
+      continue;
+    }
+    if (!told) process.stderr.write('baton setup: waiting for another setup of this checkout\n');
+    told = true;
+    Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 500);
+  }
+}
+
+function isInstalling() {
+  try {
+    return process.kill(Number(readFileSync(lock, 'utf8')), 0);
+  } catch {
+    return false;
+  }
+}
+
 function main() {
-  if (installedMatchesLock()) return 0;
+  if (installedMatchesLock()) return stampInstallation();
+  lockInstallation();
+  try {
+    return installedMatchesLock() ? stampInstallation() : install();
+  } finally {
+    rmSync(lock, { force: true });
+  }
+}
+
+function stampInstallation() {
+  if (!existsSync(stamp)) writeFileSync(stamp, lockDigest());
+  return 0;
+}
+
+function install() {
   const started = Date.now();
+  process.stderr.write('baton setup: installing the dependencies; this takes about half a minute\n');
   const result = npmCi();
   if (result.status !== 0) {
     process.stderr.write(`${result.stdout ?? ''}${result.stderr ?? ''}`);
