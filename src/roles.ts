@@ -154,6 +154,8 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
       firstToken,
       storeHealth,
       isStopping: () => stopping,
+      // The pools of a router elsewhere are watched there, so the watch tells whether it is there.
+      isRouterAway: () => routerService === undefined && config.registryUrl === undefined && view.stale === true,
       stack,
     };
     const facade = buildFacadeOf(parts);

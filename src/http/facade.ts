@@ -40,6 +40,8 @@ export interface FacadeDeps extends GenerateDeps {
   readonly storeHealth: (() => Promise<StoreHealth>) | undefined;
   /** Requests are still served, and none is wanted any more. */
   readonly isStopping: () => boolean;
+  /** No request can be planned: the router of another process is away. */
+  readonly isRouterAway: () => boolean;
   readonly bodyLimitBytes: number;
   /** Serve `/metrics` here too (`--metrics-on-facade`). */
   readonly exposeMetrics: boolean;
@@ -168,16 +170,22 @@ function addInfoRoutes(app: FastifyInstance, deps: FacadeDeps): void {
   app.get('/health', async () => ({
     status: 'ok',
     ...(await readStoreHealth(deps)),
-    ready: isRoutable(view.snapshot(), deps.connector),
+    ready: obstacleTo(deps) === undefined,
     instances: countStates(view.snapshot()),
   }));
   app.get('/liveness', () => ({ status: 'ok' }));
   app.get('/readiness', (_request, reply) => {
-    const ready = isRoutable(view.snapshot(), deps.connector);
-    const obstacle = deps.isStopping() ? 'stopping' : ready ? undefined : 'no routable engines';
+    const obstacle = obstacleTo(deps);
     return reply.code(obstacle === undefined ? 200 : 503).send({ status: obstacle ?? 'ok' });
   });
   app.get('/version', () => ({ version: deps.version }));
+}
+
+/** Why no request should come here. */
+function obstacleTo({ isStopping, isRouterAway, view, connector }: FacadeDeps): string | undefined {
+  if (isStopping()) return 'stopping';
+  if (isRouterAway()) return 'the router is away';
+  return isRoutable(view.snapshot(), connector) ? undefined : 'no routable engines';
 }
 
 /** The example proxy's two fields; a facade without the store beside it does not know them. */

@@ -43,6 +43,7 @@ export interface FacadeParts {
   readonly firstToken: FirstTokenDeps | undefined;
   readonly storeHealth: (() => Promise<StoreHealth>) | undefined;
   readonly isStopping: () => boolean;
+  readonly isRouterAway: () => boolean;
   readonly stack: AsyncDisposableStack;
 }
 
@@ -92,6 +93,7 @@ export function buildFacadeOf(parts: FacadeParts): FastifyInstance {
     reuseGuard: config.reuse.guard,
     storeHealth,
     isStopping: parts.isStopping,
+    isRouterAway: parts.isRouterAway,
     identityHeaders: config.identity.headers,
     unnamedTurns: createLogLimit(UNNAMED_TURNS_MS, now),
     clientStallMs: timeouts.clientStallMs,

@@ -116,9 +116,12 @@ test('the router goes and comes back', async () => {
   expect(reply.status).toBe(503);
   expect(errorOf(reply)).toMatchObject({ type: 'service_unavailable_error', code: 'router_unavailable' });
   // The last view stays: the engines have not gone because nobody watches them.
-  expect(await (await fetch(`${url}/health`)).json()).toMatchObject({ instances: { ready: 4 } });
+  expect(await (await fetch(`${url}/health`)).json()).toMatchObject({ ready: false, instances: { ready: 4 } });
+  const readiness = await fetch(`${url}/readiness`);
+  expect([readiness.status, await readiness.json()]).toEqual([503, { status: 'the router is away' }]);
   await startRouter();
   await expect.poll(async () => (await chat(url, chatBody())).status, { timeout: 10_000 }).toBe(200);
+  await untilReady(url, true);
 });
 
 test('an engine that goes is seen through the watch, and so is its return', async () => {
