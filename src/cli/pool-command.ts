@@ -69,6 +69,7 @@ const ACTIONS: Readonly<Record<PoolRequest['action'], (call: Call) => Promise<vo
         { instanceId, reason: reason ?? '' },
         { timeoutMs: CALL_MS },
       );
+      if (instance?.state === InstanceState.GONE) throw notResumed(instance);
       return stateOf(instance);
     }),
   remove: (call) =>
@@ -214,6 +215,11 @@ async function watch({ registry, request, host, url }: Call): Promise<void> {
 
 function tell({ request, host }: Pick<Call, 'request' | 'host'>, id: string, result: string): void {
   host.out(request.json ? `${JSON.stringify({ id, result })}\n` : `${id}: ${result}\n`);
+}
+
+function notResumed({ id, stateReason }: Instance): BatonError {
+  const message = `${id} is gone (${stateReason}) and is not resumed: add it again, or let its source name it anew`;
+  return new BatonError({ reason: 'INSTANCE_NOT_FOUND', message, metadata: { instance_id: id } });
 }
 
 function stateOf(instance: Instance | undefined): string {

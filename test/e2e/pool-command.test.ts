@@ -93,6 +93,10 @@ test('adds, lists, drains, resumes and removes an engine of a running registry',
   expect((await run('list')).out).not.toContain('d1');
   expect((await run('list', '--all')).out).toMatch(/d1 +decode +gone +operator/);
   expect((await run('list', '--state', 'ready')).out).toBe('no engines\n');
+  expect(await run('resume', 'd1')).toMatchObject({
+    code: 1,
+    err: 'baton: d1 is gone (operator) and is not resumed: add it again, or let its source name it anew\n',
+  });
 
   await waitUntil(() => watch.out.includes('"removed":{"instanceId":"d1","reason":"operator"}'));
   watch.stop();
