@@ -156,12 +156,19 @@ export class World implements AsyncDisposable {
     return (await this.remote.kvCacheStore.getEntry({ selector: { case: 'key', value } })).entries;
   }
 
-  /** Whether some prefill engine has not yet shown that it can read: then another turn's trial may be in the way. */
+  /** Whether some prefill engine has not yet shown that it can read, or lately failed to: then there may be no reader. */
   async isOnTrial(): Promise<boolean> {
+    if (this.options.faults > 0 && (await this.#hasOpenPair())) return true;
     if (this.options.bidirectional === 'on') return false;
     const { instances } = await this.remote.poolRegistry.listInstances({});
     const readers = new Set(this.harness.prefill.map(({ url }) => url));
     return instances.some(({ url, kv }) => readers.has(url) && kv?.bidirectional !== 'on');
+  }
+
+  /** A prefill engine that failed to read from a decode engine lately is not asked to; then there may be no reader. */
+  async #hasOpenPair(): Promise<boolean> {
+    const text = await (await fetch(`${this.harness.adminUrl}/metrics`)).text();
+    return /^baton_breaker_open\{[^}]*scope="pair"[^}]*\} 1$/m.test(text);
   }
 
   outagesDuring(from: number, until: number): readonly Outage[] {
