@@ -1,5 +1,6 @@
 import type { z } from 'zod';
-import { buildConfig, type Known } from './build-config.ts';
+import { buildConfig } from './build-config.ts';
+import type { Known } from './build-input.ts';
 import { chooseEngines } from './engines.ts';
 import { envLayer, FLAGS, flagLayer, type Layer, type RawFlags } from './flags.ts';
 import { mergeLayers } from './merge.ts';
