@@ -1,6 +1,6 @@
 import process from 'node:process';
 import type { StopSignal } from './cli/run.ts';
-import type { Config } from './config/schema.ts';
+import type { Config } from './config/config.ts';
 import type { Logger } from './obs/log.ts';
 import type { Running } from './roles.ts';
 

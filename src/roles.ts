@@ -1,7 +1,7 @@
 import { PoolRegistry } from '../gen/baton/v1/pool_registry_pb.ts';
 import { Router } from '../gen/baton/v1/router_pb.ts';
+import type { Config } from './config/config.ts';
 import { remoteSources } from './config/discovery.ts';
-import type { Config } from './config/schema.ts';
 import { readVersion } from './config/version.ts';
 import { CONNECTORS } from './connectors/index.ts';
 import { EngineClient } from './engine/client.ts';

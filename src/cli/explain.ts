@@ -6,7 +6,7 @@ import {
   type Plan,
   type Target,
 } from '../../gen/baton/v1/router_pb.ts';
-import type { Config } from '../config/schema.ts';
+import type { Config } from '../config/config.ts';
 import type { Logger } from '../obs/log.ts';
 import { explainRequest } from '../roles/explain.ts';
 import { roleWord } from '../services/instance-words.ts';

@@ -1,6 +1,6 @@
 import { Command, CommanderError, Option } from 'commander';
+import type { RoleName } from '../config/config.ts';
 import { FLAGS, type FlagSpec, type RawFlags } from '../config/flags.ts';
-import type { RoleName } from '../config/schema.ts';
 import { LAUNCH_FLAGS, type LaunchFlag, type LaunchFlagValues } from '../launch/flags.ts';
 import { readSimOptions, type SimFlag, simFlags } from '../sim/cli-options.ts';
 import type { SimOptions } from '../sim/options.ts';

@@ -1,8 +1,8 @@
+import type { Config } from '../config/config.ts';
 import type { RawFlags } from '../config/flags.ts';
 import { loadConfigFile, readText } from '../config/load.ts';
 import { loadConfig } from '../config/load-config.ts';
 import { formatProblem, type Problem } from '../config/problem.ts';
-import type { Config } from '../config/schema.ts';
 import { CONNECTORS } from '../connectors/index.ts';
 import type { LaunchFlagValues } from '../launch/flags.ts';
 import { createLogger, errorFields, type Logger } from '../obs/log.ts';

@@ -1,11 +1,12 @@
 import type { ValkeySettings } from '../core/valkey-settings.ts';
 import type { BuildInput, Built, Sink } from './build-input.ts';
 import { checkTogether } from './check-together.ts';
+import type { Config, InstanceConfig, InstanceRole } from './config.ts';
 import type { DiscoveryConfig, InstanceDefaults } from './discovery.ts';
 import { buildInstances, poolDefaults } from './instances.ts';
 import { buildReceivers, type LmcacheConfig } from './lmcache.ts';
 import { connectorKey, resolveName, wordKey } from './names.ts';
-import type { Config, FileConfig, InstanceConfig, InstanceRole } from './schema.ts';
+import type { FileConfig } from './schema.ts';
 import { parseHeaderName, parseSecret } from './values.ts';
 
 /** Turns checked keys into settings: names resolved, pools applied to instances, contradictions reported. */

@@ -1,6 +1,7 @@
+import type { Config } from './config.ts';
 import type { EngineChoice } from './engines.ts';
 import type { Problem } from './problem.ts';
-import type { Config, FileConfig } from './schema.ts';
+import type { FileConfig } from './schema.ts';
 
 /** The names that this build of baton implements. */
 export interface Known {

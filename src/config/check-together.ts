@@ -1,7 +1,7 @@
 import type { BuildInput, Sink } from './build-input.ts';
+import { type Config, ROLE_NAMES, type RoleName } from './config.ts';
 import { remoteSources } from './discovery.ts';
 import { isLoopback } from './instance-url.ts';
-import { type Config, ROLE_NAMES, type RoleName } from './schema.ts';
 import type { ListenPort } from './values.ts';
 import { isRecord } from './yaml-source.ts';
 

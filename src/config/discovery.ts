@@ -1,6 +1,6 @@
+import type { InstanceConfig, InstanceRole } from './config.ts';
 import { field, optional, section } from './fields.ts';
 import { parseServerUrl } from './instance-url.ts';
-import type { InstanceConfig, InstanceRole } from './schema.ts';
 import { bad, choiceParser, listParser, ok, parseDuration, parseText, show, type ValueParser } from './values.ts';
 
 /** What instances have by their role, unless they say otherwise. */

@@ -1,7 +1,7 @@
+import type { SimConfig } from './config.ts';
 import type { Layer } from './flags.ts';
 import { hostPortUrl } from './instance-url.ts';
 import type { Problem } from './problem.ts';
-import type { SimConfig } from './schema.ts';
 import { bad, countParser, ok, type Parsed, parseBoolean, parsePort, type ValueParser } from './values.ts';
 
 type Pool = 'prefill' | 'decode';

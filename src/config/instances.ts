@@ -1,7 +1,8 @@
+import type { InstanceConfig, InstanceRole } from './config.ts';
 import type { InstanceDefaults } from './discovery.ts';
 import { connectorKey, resolveName } from './names.ts';
 import type { Problem } from './problem.ts';
-import type { FileInstance, FilePool, InstanceConfig, InstanceRole } from './schema.ts';
+import type { FileInstance, FilePool } from './schema.ts';
 
 interface Sink {
   readonly problems: Problem[];

@@ -1,11 +1,12 @@
 import type { z } from 'zod';
 import { buildConfig } from './build-config.ts';
 import type { Known } from './build-input.ts';
+import type { Config } from './config.ts';
 import { chooseEngines } from './engines.ts';
 import { envLayer, FLAGS, flagLayer, type Layer, type RawFlags } from './flags.ts';
 import { mergeLayers } from './merge.ts';
 import type { Problem } from './problem.ts';
-import { type Config, describeKeys, fileSchema, knownKeys } from './schema.ts';
+import { describeKeys, fileSchema, knownKeys } from './schema.ts';
 import { suggest } from './suggest.ts';
 import { show } from './values.ts';
 import { isRecord, parseYamlSource, type YamlSource } from './yaml-source.ts';

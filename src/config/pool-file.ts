@@ -1,8 +1,9 @@
+import type { InstanceConfig } from './config.ts';
 import type { InstanceDefaults } from './discovery.ts';
 import { buildInstances, type InstanceItem } from './instances.ts';
 import { describeIssue } from './load-config.ts';
 import type { Problem } from './problem.ts';
-import { type InstanceConfig, instanceSchema } from './schema.ts';
+import { instanceSchema } from './schema.ts';
 import { parseYamlSource } from './yaml-source.ts';
 
 /** What a pool file names, or why nothing of it can be used. */

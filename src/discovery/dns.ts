@@ -1,7 +1,7 @@
 import { lookup, resolveSrv } from 'node:dns/promises';
+import type { InstanceConfig, InstanceRole } from '../config/config.ts';
 import { type DnsName, type InstanceDefaults, remoteSources } from '../config/discovery.ts';
 import { parseServerUrl } from '../config/instance-url.ts';
-import type { InstanceConfig, InstanceRole } from '../config/schema.ts';
 import { pauseUntil } from './pause.ts';
 import type { InstanceSource, MakeSource, SourceSink } from './source.ts';
 

@@ -1,4 +1,4 @@
-import type { Config, InstanceConfig } from '../config/schema.ts';
+import type { Config, InstanceConfig } from '../config/config.ts';
 import type { LogFields } from '../obs/log.ts';
 
 /** Takes what a source sees. */

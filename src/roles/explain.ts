@@ -1,7 +1,7 @@
 import { createHash } from 'node:crypto';
 import { create } from '@bufbuild/protobuf';
 import { type ExplainRouteResponse, RequestFactsSchema } from '../../gen/baton/v1/router_pb.ts';
-import type { Config } from '../config/schema.ts';
+import type { Config } from '../config/config.ts';
 import { BatonError } from '../core/errors.ts';
 import { type Api, readFacts } from '../core/facts.ts';
 import { readIdentity } from '../core/identity.ts';

@@ -1,4 +1,4 @@
-import type { Config, InstanceConfig } from '../config/schema.ts';
+import type { Config, InstanceConfig } from '../config/config.ts';
 import type { Connector, FirstTokenConnector } from '../connectors/connector.ts';
 import { CONNECTORS } from '../connectors/index.ts';
 import type { Receiver } from '../core/receiver.ts';

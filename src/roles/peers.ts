@@ -1,4 +1,4 @@
-import type { Config } from '../config/schema.ts';
+import type { Config } from '../config/config.ts';
 import { parseSecret } from '../config/values.ts';
 import type { Logger } from '../obs/log.ts';
 import { connectRemote, type RemoteOptions, type RemoteServices } from '../rpc/clients.ts';

@@ -1,7 +1,7 @@
 import type { Client } from '@connectrpc/connect';
 import { InstanceState } from '../../gen/baton/v1/instance_pb.ts';
 import type { PoolRegistry } from '../../gen/baton/v1/pool_registry_pb.ts';
-import type { Config, InstanceConfig } from '../config/schema.ts';
+import type { Config, InstanceConfig } from '../config/config.ts';
 import { CONNECTORS } from '../connectors/index.ts';
 import type { Logger } from '../obs/log.ts';
 import type { Metrics } from '../obs/metrics.ts';

@@ -1,6 +1,6 @@
 import type { Client } from '@connectrpc/connect';
 import type { KVCacheStore } from '../../gen/baton/v1/kv_cache_store_pb.ts';
-import type { Config } from '../config/schema.ts';
+import type { Config } from '../config/config.ts';
 import type { Policy, PolicySettings } from '../core/policy.ts';
 import type { Logger } from '../obs/log.ts';
 import type { Metrics } from '../obs/metrics.ts';

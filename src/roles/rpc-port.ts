@@ -1,6 +1,6 @@
 import { createSecureContext } from 'node:tls';
+import type { Config } from '../config/config.ts';
 import { formatProblem } from '../config/problem.ts';
-import type { Config } from '../config/schema.ts';
 import { parseRpcTokens } from '../core/tenant.ts';
 import type { Logger } from '../obs/log.ts';
 import type { FaultSink } from '../rpc/bind.ts';

@@ -1,7 +1,7 @@
 import { create } from '@bufbuild/protobuf';
 import type { Client } from '@connectrpc/connect';
 import { GetStatsResponseSchema, KVCacheStore } from '../../gen/baton/v1/kv_cache_store_pb.ts';
-import type { Config } from '../config/schema.ts';
+import type { Config } from '../config/config.ts';
 import type { Logger } from '../obs/log.ts';
 import type { Metrics } from '../obs/metrics.ts';
 import type { FaultSink } from '../rpc/bind.ts';

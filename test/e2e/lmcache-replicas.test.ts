@@ -1,5 +1,5 @@
 import { afterEach, expect, test } from 'vitest';
-import type { Config } from '../../src/config/schema.ts';
+import type { Config } from '../../src/config/config.ts';
 import { type Running, startBaton } from '../../src/roles.ts';
 import { encodeNotice, NoticeSocket } from '../../src/sim/notice-socket.ts';
 import { freePort } from '../support/free-port.ts';

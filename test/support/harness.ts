@@ -1,5 +1,5 @@
+import type { Config } from '../../src/config/config.ts';
 import { loadConfig } from '../../src/config/load-config.ts';
-import type { Config } from '../../src/config/schema.ts';
 import { CONNECTORS } from '../../src/connectors/index.ts';
 import { createLogger } from '../../src/obs/log.ts';
 import { POLICIES } from '../../src/policies/index.ts';

@@ -1,5 +1,5 @@
 import { setTimeout } from 'node:timers/promises';
-import type { Config } from '../../src/config/schema.ts';
+import type { Config } from '../../src/config/config.ts';
 import { StartError } from '../../src/roles/listen.ts';
 import type { SimOptions } from '../../src/sim/options.ts';
 import { type Sim, startSim } from '../../src/sim/start-sim.ts';

@@ -7,7 +7,7 @@ import { fileURLToPath } from 'node:url';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { type CliHost, runCli } from '../../src/cli/run.ts';
 import { simHint } from '../../src/cli/sim-hint.ts';
-import type { Config } from '../../src/config/schema.ts';
+import type { Config } from '../../src/config/config.ts';
 
 function fixture(name: string): string {
   return fileURLToPath(new URL(`../fixtures/config/${name}`, import.meta.url));

@@ -1,8 +1,8 @@
 import { readFileSync } from 'node:fs';
 import { describe, expect, test } from 'vitest';
+import type { Config } from '../../src/config/config.ts';
 import { type LoadInput, loadConfig } from '../../src/config/load-config.ts';
 import { formatProblem } from '../../src/config/problem.ts';
-import type { Config } from '../../src/config/schema.ts';
 
 const KNOWN = {
   policies: ['round_robin', 'least_loaded'],

@@ -1,7 +1,7 @@
 import { z } from 'zod';
+import type { InstanceConfig, InstanceRole } from '../../config/config.ts';
 import type { InstanceDefaults, KubernetesConfig } from '../../config/discovery.ts';
 import { parseServerUrl } from '../../config/instance-url.ts';
-import type { InstanceConfig, InstanceRole } from '../../config/schema.ts';
 
 // Clients leave members out that are null on the wire, and the other way round.
 const text = z.string().nullish();

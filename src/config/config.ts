@@ -1,0 +1,174 @@
+import type { PolicySettings } from '../core/policy.ts';
+import type { ValkeySettings } from '../core/valkey-settings.ts';
+import type { DiscoveryConfig, InstanceDefaults } from './discovery.ts';
+import type { InstanceLmcache, LmcacheConfig } from './lmcache.ts';
+import type { ListenPort } from './values.ts';
+
+/** A service that `baton serve` can run. */
+export type RoleName = 'facade' | 'router' | 'kvstore' | 'registry';
+/** What an engine does: prefill only, decode only, or whole requests. */
+export type InstanceRole = 'prefill' | 'decode' | 'both';
+/** How the client's `Authorization` header is treated on the way to an engine. */
+export type EngineAuth = 'auto' | 'replace' | 'forward' | 'strip';
+/** How it is proven that stored KV belongs to a new prompt. */
+export type ReuseGuard = 'exact' | 'history' | 'off';
+/** Lowest level of log lines that are written. */
+export type LogLevel = 'trace' | 'debug' | 'info' | 'warn' | 'error' | 'fatal' | 'silent';
+
+/** One listener. */
+export interface ListenConfig {
+  readonly host: string;
+  readonly port: ListenPort;
+  /** True lets it listen without authentication on an address that other machines reach. */
+  readonly insecure: boolean;
+}
+
+/** The RPC port; files are paths as given. */
+export interface RpcConfig extends ListenConfig {
+  /** Path of a unix socket beside the port. */
+  readonly socket?: string;
+  /** File with the hashes of tokens; absent: callers need none. */
+  readonly tokensFile?: string;
+  readonly tls?: { readonly cert: string; readonly key: string; readonly clientCa?: string };
+}
+
+/** What this process shows to the RPC ports of others, and believes of them; files are paths as given. */
+export interface RpcClientConfig {
+  readonly tokenFile?: string;
+  /** From BATON_RPC_TOKEN; never logged. */
+  readonly token?: string;
+  readonly ca?: string;
+  readonly cert?: string;
+  readonly key?: string;
+}
+
+/** One engine server that the registry starts with. */
+export interface InstanceConfig {
+  /** `host:port[/prefix]` of the URL, or the name given in the file; unique. */
+  readonly id: string;
+  /** Normalised base URL without a trailing slash; `/v1/...` is appended to it. */
+  readonly url: string;
+  readonly role: InstanceRole;
+  /** Connector name; `kvConnector` unless the file says otherwise. */
+  readonly connector: string;
+  readonly headers: Readonly<Record<string, string>>;
+  readonly apiKey?: string;
+  readonly labels: Readonly<Record<string, string>>;
+  /** How long P keeps a handle's blocks after its reply. */
+  readonly kvLeaseMs: number;
+  /** How long D keeps a handle's blocks. */
+  readonly decoderTtlMs: number;
+  readonly bidirectional: 'auto' | 'on' | 'off';
+  readonly loadFailurePolicy: 'fail' | 'recompute';
+  /** Share of the work relative to the other engines; 1 unless set. */
+  readonly weight?: number;
+  /** Data parallel ranks that requests are spread over; the engine does that by itself unless set. */
+  readonly dataParallelSize?: number;
+  /** What this engine has of its own for the lmcache connector. */
+  readonly lmcache?: InstanceLmcache;
+}
+
+/** Everything that can be set; durations in milliseconds (0 = off), sizes in bytes. */
+export interface Config {
+  readonly roles: readonly RoleName[];
+  /** Base URL of a router in another process; set exactly when a role that runs here needs it. */
+  readonly routerUrl?: string;
+  readonly kvstoreUrl?: string;
+  readonly registryUrl?: string;
+  readonly facade: {
+    readonly host: string;
+    readonly port: ListenPort;
+    readonly bodyLimitBytes: number;
+    readonly clientKvTransferParams: 'refuse' | 'drop';
+    readonly holdBytes: number;
+    readonly streamBufferBytes: number;
+    readonly metrics: boolean;
+  };
+  readonly auth: {
+    /** File with the hashes of clients' keys; absent: clients need none. */
+    readonly apiKeysFile?: string;
+  };
+  readonly rpc: RpcConfig;
+  readonly rpcClient: RpcClientConfig;
+  readonly admin: ListenConfig;
+  readonly store: StoreConfig;
+  readonly kvConnector: string;
+  readonly policy: { readonly prefill: string; readonly decode: string };
+  /** Settings of the policies that have some. */
+  readonly policies: PolicySettings;
+  readonly instances: readonly InstanceConfig[];
+  /** What instances that are not in the settings have by their role. */
+  readonly instanceDefaults: InstanceDefaults;
+  readonly discovery: DiscoveryConfig;
+  readonly registry: {
+    /** File that keeps registered instances and drains over a restart. */
+    readonly stateFile?: string;
+  };
+  readonly engineAuth: EngineAuth;
+  /** From OPENAI_API_KEY; never logged. */
+  readonly openaiApiKey?: string;
+  readonly kv: { readonly remoteHost: 'keep' | 'instance' | 'auto'; readonly leaseMarginMs: number };
+  readonly reuse: { readonly guard: ReuseGuard; readonly unsafe: boolean; readonly autolink: boolean };
+  readonly disagg: { readonly minUncachedTokens: number };
+  readonly identity: { readonly headers: readonly string[]; readonly clientBound: boolean };
+  readonly timeouts: TimeoutsConfig;
+  readonly queue: { readonly max: number; readonly tenantMax: number };
+  /** Most requests at a time, 0 = no limit. */
+  readonly limits: { readonly requests: number; readonly prefill: number; readonly decode: number };
+  readonly retry: { readonly budgetPercent: number };
+  readonly breaker: { readonly failures: number; readonly pairFailures: number; readonly openMs: number };
+  readonly health: HealthConfig;
+  readonly log: { readonly level: LogLevel; readonly format: 'json' | 'pretty' };
+  readonly lmcache: LmcacheConfig;
+  /** Present when simulated engines are to be started; `instances` is then empty. */
+  readonly sim?: SimConfig;
+}
+
+/** The KV cache store of this process. */
+export interface StoreConfig {
+  readonly backend: string;
+  /** File that keeps the memory backend's entries over a restart. */
+  readonly snapshotFile?: string;
+  readonly maxBytes: number;
+  readonly tenantEntries: number;
+  readonly tenantBytes: number;
+  /** Present with the backend `valkey`. */
+  readonly valkey?: ValkeySettings;
+}
+
+/** Time limits in milliseconds; 0 turns one off. */
+export interface TimeoutsConfig {
+  readonly connectMs: number;
+  readonly storeMs: number;
+  readonly tokenizeMs: number;
+  readonly prefillWarmMs: number;
+  readonly prefillWarmPerTokenMs: number;
+  readonly prefillColdMs: number;
+  readonly firstContentMs: number;
+  readonly wholeReplyMs: number;
+  readonly idleMs: number;
+  readonly clientStallMs: number;
+  readonly queueMs: number;
+  readonly routerMs: number;
+  readonly drainMs: number;
+  readonly drainSettleMs: number;
+  readonly keepAliveMs: number;
+}
+
+/** Health checks; times in milliseconds. */
+export interface HealthConfig {
+  readonly intervalMs: number;
+  readonly timeoutMs: number;
+  readonly failures: number;
+  readonly dampingMs: number;
+  readonly slowStartMs: number;
+}
+
+/** How many simulated engines of each kind run in the process. */
+export interface SimConfig {
+  readonly prefill: number;
+  readonly decode: number;
+}
+
+/** Every service, in the order in which they start. */
+export const ROLE_NAMES = ['kvstore', 'registry', 'router', 'facade'] as const satisfies readonly RoleName[];
