@@ -1,6 +1,7 @@
 import { Command, CommanderError, Option } from 'commander';
 import type { RoleName } from '../config/config.ts';
-import { FLAGS, type FlagSpec, type RawFlags } from '../config/flags.ts';
+import type { RawFlags } from '../config/flag-layers.ts';
+import { FLAGS, type FlagSpec } from '../config/flags.ts';
 import { LAUNCH_FLAGS, type LaunchFlag, type LaunchFlagValues } from '../launch/flags.ts';
 import { readSimOptions, type SimFlag, simFlags } from '../sim/cli-options.ts';
 import type { SimOptions } from '../sim/options.ts';

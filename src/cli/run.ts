@@ -1,5 +1,5 @@
 import type { Config } from '../config/config.ts';
-import type { RawFlags } from '../config/flags.ts';
+import type { RawFlags } from '../config/flag-layers.ts';
 import { loadConfigFile, readText } from '../config/load.ts';
 import { loadConfig } from '../config/load-config.ts';
 import { formatProblem, type Problem } from '../config/problem.ts';

@@ -1,5 +1,5 @@
 import type { SimConfig } from './config.ts';
-import type { Layer } from './flags.ts';
+import type { Layer } from './flag-layers.ts';
 import { hostPortUrl } from './instance-url.ts';
 import type { Problem } from './problem.ts';
 import { bad, countParser, ok, type Parsed, parseBoolean, parsePort, type ValueParser } from './values.ts';

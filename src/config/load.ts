@@ -1,6 +1,6 @@
 import { readFileSync } from 'node:fs';
 import { type ApiKeysResult, parseApiKeys, parseRpcTokens, type RpcTokensResult } from '../core/tenant.ts';
-import { envLayer } from './flags.ts';
+import { envLayer } from './flag-layers.ts';
 import { type LoadInput, type LoadResult, loadConfig } from './load-config.ts';
 
 /**

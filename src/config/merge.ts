@@ -1,5 +1,6 @@
 import type { EngineChoice } from './engines.ts';
-import { FLAGS, type Layer } from './flags.ts';
+import type { Layer } from './flag-layers.ts';
+import { FLAGS } from './flags.ts';
 import { isRecord, type YamlSource } from './yaml-source.ts';
 
 /** The file with flags and variables laid over it, still unchecked. */

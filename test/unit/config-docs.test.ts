@@ -1,7 +1,8 @@
 import { readFileSync, writeFileSync } from 'node:fs';
 import { describe, expect, test } from 'vitest';
 import { Document, parse } from 'yaml';
-import { envName, FLAGS } from '../../src/config/flags.ts';
+import { envName } from '../../src/config/flag-layers.ts';
+import { FLAGS } from '../../src/config/flags.ts';
 import { loadConfig } from '../../src/config/load-config.ts';
 import { describeKeys } from '../../src/config/schema.ts';
 

@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import type { RawFlags } from '../../src/config/flags.ts';
+import type { RawFlags } from '../../src/config/flag-layers.ts';
 import { loadConfig } from '../../src/config/load-config.ts';
 import { formatProblem } from '../../src/config/problem.ts';
 
