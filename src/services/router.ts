@@ -17,20 +17,19 @@ import {
   type ReportOutcomeResponse,
   ReportOutcomeResponseSchema,
   type RequestFacts,
-  type Target,
 } from '../../gen/baton/v1/router_pb.ts';
 import { BatonError } from '../core/errors.ts';
 import { avoidPairs } from '../core/pair-order.ts';
 import { type Decision, decide, explainLosers, type PlanRules, type Preference } from '../core/plan.ts';
-import type { Policy, PolicyRequest } from '../core/policy.ts';
 import type { Verdict } from '../core/pools.ts';
-import type { Bindings, Place } from './bindings.ts';
-import { type BreakerSettings, Breakers, type ObserveBreaker, type Trials } from './breakers.ts';
+import type { Bindings } from './bindings.ts';
+import { type BreakerSettings, Breakers, type ObserveBreaker } from './breakers.ts';
 import { toMs } from './durations.ts';
 import type { InstanceView } from './instance-view.ts';
 import { modeName, toPlan } from './plan-message.ts';
 import { PoolCache } from './pool-cache.ts';
 import { type QueueLimits, RequestQueue } from './request-queue.ts';
+import { type FinishedPlan, PLACES, policyRequest, Reservations } from './reservations.ts';
 import type { PreparedReuse, Reuse } from './reuse.ts';
 import { type SeatLimits, Seats } from './seats.ts';
 
@@ -72,28 +71,8 @@ export interface RouterCall {
 
 /** How long an instance that refused a connection is tried last. */
 const COOLING_MS = 1000;
-/** Plans whose caller never reported are forgotten after this time. */
-const PLAN_TTL_MS = 2 * 60 * 60 * 1000;
 /** Suggested wait when there is no routable pair. */
 const RETRY_AFTER_MS = 1000;
-
-/** What is left of a plan when its request is over. */
-interface FinishedPlan {
-  readonly facts: RequestFacts;
-  readonly plan: Plan;
-  readonly reuse: PreparedReuse | undefined;
-  readonly legs: readonly LegReport[];
-}
-
-interface Reservation extends FinishedPlan {
-  /** Slots that are still held. */
-  readonly slots: { prefill: Target | undefined; decode: Target | undefined };
-  readonly trials: Trials | undefined;
-  readonly key: string;
-  readonly response: PlanRouteResponse;
-  readonly expiresAt: number;
-  readonly legs: LegReport[];
-}
 
 /** A decision with the places that were taken for it. */
 interface Placed {
@@ -115,9 +94,7 @@ export class RouterService {
   readonly #seats: Seats;
   readonly #pools: PoolCache;
   readonly #cooling = new Map<string, number>();
-  /** By plan id, oldest first. */
-  readonly #reservations = new Map<string, Reservation>();
-  readonly #planByKey = new Map<string, string>();
+  readonly #reservations: Reservations;
   /** Decisions that wait for the prompt's tokens, by plan key, oldest first. */
   readonly #pending = new Map<string, { readonly placed: Placed; readonly expiresAt: number }>();
   readonly #queue: RequestQueue;
@@ -140,6 +117,13 @@ export class RouterService {
       now: this.#now,
       onChange: view.onChange,
       observe: (outcome, ms) => options.observe?.queueLeft(outcome, ms),
+    });
+    this.#reservations = new Reservations({
+      seats: this.#seats,
+      breakers: this.breakers,
+      policies: { prefill: options.rules.prefillPolicy, decode: options.rules.decodePolicy },
+      onRoom: () => this.#queue.pump(),
+      now: this.#now,
     });
   }
 
@@ -165,7 +149,7 @@ export class RouterService {
 
   async planRoute(request: PlanRouteRequest, call: RouterCall): Promise<PlanRouteResponse> {
     const facts = requireFacts(request.facts);
-    const known = this.#planned(request.planKey);
+    const known = this.#reservations.answerTo(request.planKey);
     if (known !== undefined) return known;
     const placed = this.#takePending(request.planKey) ?? (await this.#place(request, facts, call.signal));
     const { decision } = placed;
@@ -176,7 +160,7 @@ export class RouterService {
       return create(PlanRouteResponseSchema, { result: { case: 'needPromptTokens', value: { instanceId, url } } });
     }
     // A repeat of the call may have been faster; two plans for one key would reserve twice and be reported once.
-    const raced = this.#planned(request.planKey);
+    const raced = this.#reservations.answerTo(request.planKey);
     if (raced !== undefined) {
       step?.discard();
       this.#leave(placed);
@@ -194,7 +178,7 @@ export class RouterService {
     }
     const response = create(PlanRouteResponseSchema, { result: { case: 'plan', value: plan } });
     this.#giveUpSeats(placed);
-    this.#reserve(plan, request.planKey, response, facts, step);
+    this.#reservations.add({ plan, key: request.planKey, response, facts, reuse: step });
     this.#options.observe?.planned(modeName(plan.mode), plan.reason);
     return response;
   }
@@ -276,11 +260,6 @@ export class RouterService {
     this.#queue.pump();
   }
 
-  /** The answer that a key has got already. */
-  #planned(planKey: string): PlanRouteResponse | undefined {
-    return this.#reservations.get(this.#planByKey.get(planKey) ?? '')?.response;
-  }
-
   #remember(planKey: string, placed: Placed): void {
     // Nobody can come back to it.
     if (planKey === '') this.#leave(placed);
@@ -316,10 +295,10 @@ export class RouterService {
     if (reservation === undefined) return this.#reportForeign(request);
     this.#noteBreakers(request.legs, reservation.reuse);
     reservation.legs.push(...request.legs);
-    this.#moveSlots(reservation, request.legs);
+    this.#reservations.moveSlots(reservation, request.legs);
     reservation.reuse?.noteLegs(request.legs, request.guardBreach);
     if (request.final) {
-      this.#free(request.planId);
+      this.#reservations.free(request.planId);
       await this.#finish(reservation, request);
     }
     return create(ReportOutcomeResponseSchema);
@@ -408,82 +387,7 @@ export class RouterService {
     for (const [id, until] of this.#cooling) if (until <= now) this.#cooling.delete(id);
     return new Set(this.#cooling.keys());
   }
-
-  #reserve(
-    plan: Plan,
-    key: string,
-    response: PlanRouteResponse,
-    facts: RequestFacts,
-    reuse: PreparedReuse | undefined,
-  ): void {
-    const now = this.#now();
-    for (const [id, { expiresAt, reuse: abandoned }] of this.#reservations) {
-      if (expiresAt > now) break;
-      abandoned?.abandon();
-      this.#free(id);
-    }
-    const slots = { prefill: plan.prefill, decode: plan.decode };
-    const told = policyRequest(facts);
-    for (const place of PLACES) {
-      const slot = slots[place];
-      const seat = slot === undefined ? undefined : this.#seats.get(slot.instanceId);
-      if (seat === undefined) continue;
-      this.#seats.take(seat.id, slot?.dataParallelRank);
-      this.#policyOf(place).learn?.(told, seat, now);
-    }
-    this.#reservations.set(plan.planId, {
-      slots,
-      trials: this.breakers.begin(plan.prefill?.instanceId, plan.decode?.instanceId),
-      key,
-      response,
-      expiresAt: now + PLAN_TTL_MS,
-      facts,
-      plan,
-      reuse,
-      legs: [],
-    });
-    if (key !== '') this.#planByKey.set(key, plan.planId);
-  }
-
-  #free(planId: string): void {
-    const reservation = this.#reservations.get(planId);
-    if (reservation === undefined) return;
-    this.#reservations.delete(planId);
-    this.#planByKey.delete(reservation.key);
-    reservation.trials?.end();
-    for (const place of PLACES) this.#moveSlot(reservation, place, undefined);
-    this.#queue.pump();
-  }
-
-  /** P's slot is free as soon as it has answered; where a leg was never sent, the fallback that is asked next has it. */
-  #moveSlots(reservation: Reservation, legs: readonly LegReport[]): void {
-    for (const { leg, instanceId, ending } of legs) {
-      const place = leg === Leg.PREFILL ? 'prefill' : 'decode';
-      if (reservation.slots[place]?.instanceId !== instanceId) continue;
-      if (place === 'prefill' && ending === LegEnding.OK) this.#moveSlot(reservation, place, undefined);
-      if (ending !== LegEnding.NOT_SENT) continue;
-      const { prefillFallbacks, decodeFallbacks } = reservation.plan;
-      const fallbacks = place === 'prefill' ? prefillFallbacks : decodeFallbacks;
-      const next = fallbacks.findIndex((target) => target.instanceId === instanceId) + 1;
-      this.#moveSlot(reservation, place, fallbacks[next]);
-    }
-  }
-
-  #moveSlot({ slots }: Reservation, place: Place, to: Target | undefined): void {
-    const from = slots[place];
-    if (from !== undefined) this.#seats.free(from.instanceId, from.dataParallelRank);
-    if (to !== undefined) this.#seats.take(to.instanceId, to.dataParallelRank);
-    slots[place] = to;
-    if (from !== undefined) this.#queue.pump();
-  }
-
-  #policyOf(place: Place): Policy {
-    const { prefillPolicy, decodePolicy } = this.#options.rules;
-    return place === 'prefill' ? prefillPolicy : decodePolicy;
-  }
 }
-
-const PLACES = ['prefill', 'decode'] as const satisfies readonly Place[];
 
 /** Endings of a leg that show that the engine lives; a deadline or an abort of the client shows nothing. */
 const ANSWERED: ReadonlySet<LegEnding> = new Set([
@@ -500,11 +404,6 @@ function withBreakerVerdicts(decision: PlanDecision, open: ReadonlySet<string>):
       .slice(1)
       .flatMap(({ id, role }) => (open.has(id) ? [{ instanceId: id, role, reason: 'breaker_open', detail: '' }] : []));
   return { ...decision, verdicts: [...decision.verdicts, ...lost(decision.prefill), ...lost(decision.decode)] };
-}
-
-/** What policies get of the facts. */
-function policyRequest({ tenant, conversationId, prefix }: RequestFacts): PolicyRequest {
-  return { session: conversationId === '' ? '' : `${tenant}\n${conversationId}`, prefix };
 }
 
 const NONE: ReadonlySet<string> = new Set();
