@@ -1,20 +1,16 @@
 import { create } from '@bufbuild/protobuf';
 import { durationFromMs } from '@bufbuild/protobuf/wkt';
 import {
-  EngineInfoSchema,
   type Incarnation,
   IncarnationSchema,
   type Instance,
   InstanceSchema,
   InstanceState,
   KvSettingsSchema,
-  LoadSampleSchema,
-  type ModelCard,
-  ModelCardSchema,
   Role,
 } from '../../gen/baton/v1/instance_pb.ts';
-import type { EngineMetrics } from '../engine/metrics-text.ts';
 import type { ProbeHealth, ProbePart, ProbeResult } from '../engine/probe.ts';
+import { type DescribedEngine, EngineDetails, type SentLoad } from './engine-details.ts';
 
 /** One instance as its source describes it; durations in milliseconds. */
 export interface InstanceSpec {
@@ -34,30 +30,6 @@ export interface InstanceSpec {
   readonly dataParallelSize?: number;
 }
 
-/** What whoever registered an instance said of its engine; holds until a probe tells. */
-export interface DescribedEngine {
-  readonly engineId: string;
-  readonly processStartSeconds?: number;
-  readonly models: readonly ModelCard[];
-  readonly modelsKnown: boolean;
-  readonly kind: string;
-  readonly version: string;
-  readonly blockSize: number;
-  readonly numGpuBlocks: number;
-  readonly templateFingerprint: string;
-}
-
-/** A reading of the load that the instance sent itself. */
-export interface SentLoad {
-  readonly running: number;
-  /** Without the deferred ones. */
-  readonly waiting: number;
-  readonly waitingDeferred: number;
-  readonly kvCacheUsage: number;
-  /** When it was taken, by the clock that `applyProbe` is given. */
-  readonly at: number;
-}
-
 /** How instances are watched; durations in milliseconds. */
 export interface HealthSettings {
   /** Between two probes of a healthy instance; 0 = only until it is healthy, and after a refused connection. */
@@ -73,19 +45,12 @@ export interface HealthSettings {
   readonly dampingMs?: number;
 }
 
-/** How long model cards and version are believed before they are read again. */
-const DETAILS_MAX_AGE_MS = 30_000;
-
-/** A load that is older, and older than three probes, tells nothing any more. */
-const LOAD_MAX_AGE_MS = 15_000;
-
 /** Losses that are further apart have nothing to do with each other. */
 const FLAP_WINDOW_MS = 60_000;
 const MAX_DAMPING = 16;
 
 const FIRST_RETRY_MS = 250;
 const DEFAULT_RETRY_CAP_MS = 5000;
-const MAX_MODELS = 256;
 
 /** What is known of one instance, and the rules by which probes and calls change it; holds no timer and no socket. */
 export class InstanceRecord {
@@ -112,17 +77,9 @@ export class InstanceRecord {
 
   #generation: number;
   #engineId = '';
-  #metrics: EngineMetrics = {};
-  #metricsAt = 0;
-  #sentLoad: SentLoad | undefined;
-  #kind = '';
-  #version = '';
-  #templateFingerprint = '';
+  readonly #engine = new EngineDetails();
   /** What trials found out, where the configuration leaves it open. */
   #bidirectional: 'on' | 'off' | undefined;
-  #models: readonly ModelCard[] = [];
-  #modelsKnown = false;
-  #detailsAt = Number.NEGATIVE_INFINITY;
   /** A new process was seen by its start time alone; what it serves is read at once. */
   #recheck = false;
 
@@ -131,7 +88,9 @@ export class InstanceRecord {
     this.#spec = spec;
     this.#health = health;
     this.#generation = generation;
-    if (engine !== undefined) this.#describe(engine);
+    if (engine === undefined) return;
+    this.#engineId = engine.engineId;
+    this.#engine.describe(engine);
   }
 
   get spec(): InstanceSpec {
@@ -163,7 +122,7 @@ export class InstanceRecord {
 
   /** The current life. */
   get incarnation(): Incarnation {
-    const start = this.#metrics.processStartSeconds;
+    const start = this.#engine.processStartSeconds;
     return create(IncarnationSchema, {
       generation: this.#generation,
       engineId: this.#engineId,
@@ -173,12 +132,12 @@ export class InstanceRecord {
 
   /** When the load was read, by the clock that `applyProbe` is given. */
   get loadReadAt(): number {
-    return this.#newestSentLoad()?.at ?? this.#metricsAt;
+    return this.#engine.loadReadAt;
   }
 
   /** What the next probe reads beside the health. */
   partsDue(now: number): ReadonlySet<ProbePart> {
-    const stale = this.#up !== 'up' || now - this.#detailsAt >= DETAILS_MAX_AGE_MS;
+    const stale = this.#up !== 'up' || this.#engine.isStale(now);
     return new Set<ProbePart>(stale ? ['models', 'version', 'metrics', 'template'] : ['metrics']);
   }
 
@@ -210,7 +169,7 @@ export class InstanceRecord {
 
   /** Takes a load that the instance sent, unless a newer one was read off its metrics. */
   noteLoad(load: SentLoad): void {
-    if (load.at >= this.loadReadAt) this.#sentLoad = load;
+    this.#engine.noteLoad(load);
   }
 
   /** Takes a changed description of the same engine: labels, times, headers. */
@@ -265,26 +224,19 @@ export class InstanceRecord {
   /** The instance as others see it. */
   toInstance(revision: bigint): Instance {
     const spec = this.#spec;
-    const load = this.#load();
+    const load = this.#engine.load();
     return create(InstanceSchema, {
       id: spec.id,
       url: spec.url,
       role: ROLES[spec.role],
       connector: spec.connector,
-      models: [...this.#models],
-      modelsKnown: this.#modelsKnown,
+      models: [...this.#engine.models],
+      modelsKnown: this.#engine.modelsKnown,
       labels: { ...spec.labels },
       state: this.state,
       stateReason: this.reason,
       incarnation: this.incarnation,
-      engine: create(EngineInfoSchema, {
-        kind: this.#kind,
-        version: this.#version,
-        blockSize: this.#metrics.blockSize ?? 0,
-        numGpuBlocks: this.#metrics.numGpuBlocks ?? 0,
-        templateFingerprint: this.#templateFingerprint,
-        dataParallelSize: spec.dataParallelSize ?? 0,
-      }),
+      engine: this.#engine.info(spec.dataParallelSize ?? 0),
       kv: create(KvSettingsSchema, {
         lease: durationFromMs(spec.kvLeaseMs),
         decoderTtl: durationFromMs(spec.decoderTtlMs),
@@ -298,7 +250,7 @@ export class InstanceRecord {
   }
 
   #applyGood(result: ProbeResult, now: number): void {
-    const startBefore = this.#metrics.processStartSeconds;
+    const startBefore = this.#engine.processStartSeconds;
     const start = result.metrics?.processStartSeconds;
     const sameProcess = start !== undefined && start === startBefore;
     const otherProcess = start !== undefined && startBefore !== undefined && start !== startBefore;
@@ -313,7 +265,7 @@ export class InstanceRecord {
     this.#fastRetries = 0;
     this.#lastFailure = undefined;
     this.#refusedSinceGood = false;
-    this.#takeDetails(result, now);
+    this.#engine.take(result, now, this.#health.intervalMs);
   }
 
   #applyBad(kind: ProbeHealth['kind'], startedAt: number, now: number): void {
@@ -330,21 +282,6 @@ export class InstanceRecord {
     }
     this.#passingSince = undefined;
     this.#reason = `probe_${kind}`;
-  }
-
-  #describe(engine: DescribedEngine): void {
-    const { engineId, processStartSeconds, models, modelsKnown, kind, version, templateFingerprint } = engine;
-    this.#engineId = engineId;
-    this.#metrics = {
-      ...(processStartSeconds === undefined ? {} : { processStartSeconds }),
-      ...(engine.blockSize === 0 ? {} : { blockSize: engine.blockSize }),
-      ...(engine.numGpuBlocks === 0 ? {} : { numGpuBlocks: engine.numGpuBlocks }),
-    };
-    this.#models = models;
-    this.#modelsKnown = modelsKnown;
-    this.#kind = kind;
-    this.#version = version;
-    this.#templateFingerprint = templateFingerprint;
   }
 
   #lose(now: number): void {
@@ -374,70 +311,9 @@ export class InstanceRecord {
   #beginLife(): void {
     this.#generation += 1;
     this.#engineId = '';
-    this.#sentLoad = undefined;
-    this.#metrics = {};
-    this.#version = '';
-    this.#kind = '';
-    this.#templateFingerprint = '';
     this.#bidirectional = undefined;
-    this.#detailsAt = Number.NEGATIVE_INFINITY;
+    this.#engine.forget();
   }
-
-  #takeDetails(result: ProbeResult, now: number): void {
-    if (result.metrics !== undefined) {
-      // The layout and the start time are facts of the process; a text that lacks them does not unsay them.
-      this.#metrics = { ...factsOf(this.#metrics), ...result.metrics };
-      this.#metricsAt = now;
-    } else if (now - this.#metricsAt > Math.max(LOAD_MAX_AGE_MS, 3 * this.#health.intervalMs)) {
-      this.#metrics = factsOf(this.#metrics);
-    }
-    this.#kind = result.kind ?? this.#kind;
-    this.#version = result.version ?? this.#version;
-    this.#templateFingerprint = result.templateFingerprint ?? this.#templateFingerprint;
-    if (result.models === undefined) return;
-    this.#modelsKnown = result.models.length <= MAX_MODELS;
-    this.#models = result.models
-      .slice(0, MAX_MODELS)
-      .map(({ id, root, parent, maxModelLen, rawJson }) =>
-        create(ModelCardSchema, { id, root, parent, rawJson, ...(maxModelLen === undefined ? {} : { maxModelLen }) }),
-      );
-    this.#detailsAt = now;
-  }
-
-  /** The load that was sent, where no newer one was read off the metrics. */
-  #newestSentLoad(): SentLoad | undefined {
-    const sent = this.#sentLoad;
-    return sent === undefined || (this.#hasLoadMetrics() && this.#metricsAt > sent.at) ? undefined : sent;
-  }
-
-  #hasLoadMetrics(): boolean {
-    const { running, waiting, kvCacheUsage } = this.#metrics;
-    return running !== undefined || waiting !== undefined || kvCacheUsage !== undefined;
-  }
-
-  #load() {
-    const sent = this.#newestSentLoad();
-    if (sent !== undefined) {
-      const { at: _, ...load } = sent;
-      return create(LoadSampleSchema, load);
-    }
-    if (!this.#hasLoadMetrics()) return undefined;
-    const { running, waiting, waitingDeferred, kvCacheUsage } = this.#metrics;
-    return create(LoadSampleSchema, {
-      running: toUint32(running),
-      // The engine's waiting number has the deferred ones in it; the message counts them apart.
-      waiting: Math.max(0, toUint32(waiting) - toUint32(waitingDeferred)),
-      waitingDeferred: toUint32(waitingDeferred),
-      kvCacheUsage: kvCacheUsage ?? 0,
-    });
-  }
-}
-
-/** What does not change during a life. */
-function factsOf({ blockSize, numGpuBlocks, processStartSeconds }: EngineMetrics): EngineMetrics {
-  return Object.fromEntries(
-    Object.entries({ blockSize, numGpuBlocks, processStartSeconds }).filter(([, value]) => value !== undefined),
-  );
 }
 
 /** Whether two descriptions can be of the same life: every field that both know is equal. */
@@ -449,7 +325,3 @@ export function isSameLife(a: Incarnation, b: Incarnation): boolean {
 }
 
 const ROLES = { prefill: Role.PREFILL, decode: Role.DECODE, both: Role.BOTH } as const;
-
-function toUint32(value: number | undefined): number {
-  return Math.min(Math.max(Math.round(value ?? 0), 0), 0xffff_ffff);
-}

@@ -4,7 +4,8 @@ import { type Instance, InstanceSchema, InstanceState } from '../../../gen/baton
 import { errorFields, type Logger } from '../../obs/log.ts';
 import { overLimit } from '../call-arguments.ts';
 import type { Clock } from '../clock.ts';
-import { type DescribedEngine, type HealthSettings, InstanceRecord, type InstanceSpec } from '../instance-record.ts';
+import type { DescribedEngine } from '../engine-details.ts';
+import { type HealthSettings, InstanceRecord, type InstanceSpec } from '../instance-record.ts';
 import type { InstanceChange } from '../instance-watch.ts';
 import { stateWord } from '../instance-words.ts';
 import { WatchHub } from '../watch-hub.ts';

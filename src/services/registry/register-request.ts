@@ -3,7 +3,8 @@ import { type Instance, type LoadSample, Role } from '../../../gen/baton/v1/inst
 import type { RegisterInstanceRequest } from '../../../gen/baton/v1/pool_registry_pb.ts';
 import { parseServerUrl } from '../../config/instance-url.ts';
 import { checkSize, invalidField } from '../call-arguments.ts';
-import type { DescribedEngine, InstanceSpec, SentLoad } from '../instance-record.ts';
+import type { DescribedEngine, SentLoad } from '../engine-details.ts';
+import type { InstanceSpec } from '../instance-record.ts';
 
 /** A registration that may be followed. */
 export interface Registration {
