@@ -2,7 +2,7 @@
 // 1,000 instances of each role, while 256 plans are open. Run with --expose-gc and a young generation that holds a whole
 // batch, see package.json. Argument: plans per measurement (default 20000).
 import { create } from '@bufbuild/protobuf';
-import { InstanceSchema, InstanceState, LoadSampleSchema, Role } from '../gen/baton/v1/instance_pb.ts';
+import { EngineInfoSchema, LoadSampleSchema, ModelCardSchema } from '../gen/baton/v1/instance_pb.ts';
 import {
   Leg,
   LegEnding,
@@ -11,8 +11,8 @@ import {
   ReportOutcomeRequestSchema,
 } from '../gen/baton/v1/router_pb.ts';
 import { fileSchema } from '../src/config/schema.ts';
-import { POLICIES } from '../src/policies/index.ts';
-import { RouterService } from '../src/services/router.ts';
+import { loneRouter } from '../test/support/lone-router.ts';
+import { decodeOf, Pools, prefillOf } from '../test/support/plan-instances.ts';
 
 const plans = Number(process.argv[2] ?? 20_000);
 const OPEN = 256;
@@ -42,45 +42,18 @@ const settings = {
 };
 const { signal } = new AbortController();
 
-function instanceOf(role, index) {
-  const id = `10.${role}.${index >> 8}.${index & 255}:8000`;
-  const load = create(LoadSampleSchema, { running: 3, kvCacheUsage: 0.5 });
-  return create(InstanceSchema, {
-    id,
-    url: `http://${id}`,
-    role,
-    connector: 'nixl',
-    state: InstanceState.READY,
-    modelsKnown: true,
-    models: [{ id: 'm', root: 'weights' }],
-    engine: { kind: 'vllm', version: '0.33.0', blockSize: 16, numGpuBlocks: 10_000, templateFingerprint: 'f' },
-    load,
-  });
-}
+const ENGINE = { kind: 'vllm', version: '0.33.0', blockSize: 16, numGpuBlocks: 10_000, templateFingerprint: 'f' };
+const CHANGES = {
+  engine: create(EngineInfoSchema, ENGINE),
+  models: [create(ModelCardSchema, { id: 'm', root: 'weights' })],
+  load: create(LoadSampleSchema, { running: 3, kvCacheUsage: 0.5 }),
+};
+const idOf = (net, index) => `10.${net}.${index >> 8}.${index & 255}:8000`;
 
 function routerOf(name, size) {
-  let instances = [Role.PREFILL, Role.DECODE].flatMap((role) =>
-    Array.from({ length: size }, (_, i) => instanceOf(role, i)),
-  );
-  const view = {
-    snapshot: () => instances,
-    onChange: () => () => {},
-    notePassive() {},
-    noteBidirectional() {},
-    drain() {},
-  };
-  const router = new RouterService(view, {
-    rules: {
-      prefillPolicy: POLICIES[name](settings),
-      decodePolicy: POLICIES[name](settings),
-      minUncachedTokens: 0,
-    },
-    connector: 'nixl',
-    queue: { max: 1, tenantMax: 0 },
-    limits: { requests: 0, prefill: 0, decode: 0 },
-    slowStartMs: 0,
-    breaker: { failures: 0, pairFailures: 0, openMs: 1000 },
-  });
+  const of = (make, net) => Array.from({ length: size }, (_, index) => make(idOf(net, index), CHANGES));
+  const pools = new Pools([...of(prefillOf, 1), ...of(decodeOf, 2)]);
+  const router = loneRouter(pools, name, settings);
   const open = [];
   let count = 0;
   const end = async ({ planId, prefill }) => {
@@ -103,10 +76,11 @@ function routerOf(name, size) {
     },
     /** What a probe does: one instance has another load. */
     probe() {
+      const instances = pools.snapshot();
       const index = count % instances.length;
       const { load } = instances[index];
       const changed = { ...instances[index], load: { ...load, running: load.running + 1 } };
-      instances = instances.with(index, changed);
+      pools.set(instances.with(index, changed));
     },
   };
 }

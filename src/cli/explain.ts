@@ -11,6 +11,7 @@ import type { Logger } from '../obs/log.ts';
 import { explainRequest } from '../roles/explain.ts';
 import { roleWord } from '../services/instance-words.ts';
 import { modeName } from '../services/plan-message.ts';
+import { FAILED, OK, USAGE } from './exit-codes.ts';
 
 /** What `baton explain` is asked for. */
 export interface ExplainCommand {
@@ -25,10 +26,6 @@ export interface ExplainHost {
   out(text: string): void;
   err(text: string): void;
 }
-
-const OK = 0;
-const FAILED = 1;
-const USAGE = 2;
 
 /** Runs `baton explain` to its end; resolves with the exit code: 1 where there is no plan, 2 for a bad request. */
 export async function explain(

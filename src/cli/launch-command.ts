@@ -12,6 +12,7 @@ import { runLaunch } from '../launch/run-launch.ts';
 import { resolveSettings } from '../launch/settings.ts';
 import { createLaunchSystem, type LaunchSystem, type SystemParts } from '../launch/system.ts';
 import { simFlags } from '../sim/cli-options.ts';
+import { FAILED, OK, USAGE } from './exit-codes.ts';
 import { findWordProblems } from './launch-words.ts';
 
 /** The parts of the process around that launching needs. */
@@ -23,10 +24,6 @@ export interface LaunchHost extends SystemParts {
   err(text: string): void;
   stopRequested(): Promise<unknown>;
 }
-
-const OK = 0;
-const FAILED = 1;
-const USAGE = 2;
 
 /** Runs `baton launch` to its end; `known` is what this build has. Resolves with the exit code. */
 export async function launch(

@@ -11,6 +11,7 @@ import { BatonError } from '../core/errors.ts';
 import { connectRemote, type RemoteOptions } from '../rpc/clients.ts';
 import { batonErrorFrom } from '../rpc/errors.ts';
 import { roleWord, stateWord } from '../services/instance-words.ts';
+import { FAILED, OK, USAGE } from './exit-codes.ts';
 import type { PoolRequest } from './pool-parse.ts';
 
 /** The process around `baton pool`. */
@@ -22,9 +23,6 @@ export interface PoolHost {
   stopRequested(): Promise<unknown>;
 }
 
-const OK = 0;
-const FAILED = 1;
-const USAGE = 2;
 const DEFAULT_URL = 'http://127.0.0.1:50051';
 const CALL_MS = 10_000;
 const LOOK_MS = 250;

@@ -10,6 +10,7 @@ import { POLICIES } from '../policies/index.ts';
 import type { Running } from '../roles.ts';
 import type { SimOptions } from '../sim/options.ts';
 import { STORES } from '../stores/index.ts';
+import { FAILED, OK, USAGE } from './exit-codes.ts';
 import { hashKeyLine } from './hash-key.ts';
 import { type ParsedCommand, parseCommand } from './parse-command.ts';
 import { simHint } from './sim-hint.ts';
@@ -39,10 +40,6 @@ export interface CliHost {
   /** Resolves at the first request to stop. */
   stopRequested(): Promise<StopSignal>;
 }
-
-const OK = 0;
-const FAILED = 1;
-const USAGE = 2;
 
 const KNOWN = { policies: Object.keys(POLICIES), connectors: Object.keys(CONNECTORS), stores: Object.keys(STORES) };
 

@@ -22,9 +22,11 @@ export function sizeOf(entry: NewEntry): number {
   return OVERHEAD_BYTES + entry.handle.byteLength + chain + 2 * texts.reduce((sum, text) => sum + text.length, 0);
 }
 
-/** Whether an entry is one of those the filter chooses. */
-export function passesFilter({ key, owner }: Pick<NewEntry, 'key' | 'owner'>, filter: StoreFilter): boolean {
-  if (filter.tenant !== undefined && key.tenant !== filter.tenant) return false;
-  if (filter.instanceId !== undefined && owner.instanceId !== filter.instanceId) return false;
-  return filter.conversationId === undefined || key.conversationId === filter.conversationId;
+/** Whether an entry is one of those the filter chooses; its key, which a backend may have to read first, is looked at last. */
+export function passesFilter(entry: Pick<NewEntry, 'key' | 'owner'>, filter: StoreFilter): boolean {
+  const { tenant, instanceId, conversationId } = filter;
+  if (instanceId !== undefined && entry.owner.instanceId !== instanceId) return false;
+  if (tenant === undefined && conversationId === undefined) return true;
+  const { key } = entry;
+  return (tenant ?? key.tenant) === key.tenant && (conversationId ?? key.conversationId) === key.conversationId;
 }

@@ -2,7 +2,8 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { type CliHost, runCli } from '../../src/cli/run.ts';
+import { runCli } from '../../src/cli/run.ts';
+import { cliHost } from '../support/cli-host.ts';
 import { freePort } from '../support/free-port.ts';
 import { STUB_MODEL, type Stubbed, startStubbed } from '../support/stub-engine.ts';
 
@@ -26,25 +27,7 @@ const CHAT = { model: STUB_MODEL, messages: [{ role: 'user', content: 'nobody el
 
 /** Runs the command as a shell would. */
 async function explain(file: string, ...flags: readonly string[]) {
-  const seen = { out: '', err: '' };
-  const host: CliHost = {
-    argv: ['explain', file, ...flags],
-    env: {},
-    version: '1',
-    nodeVersion: 'v0',
-    self: ['baton'],
-    terminal: false,
-    readLine: async () => new Uint8Array(),
-    out: (text) => {
-      seen.out += text;
-    },
-    err: (text) => {
-      seen.err += text;
-    },
-    start: () => Promise.reject(new Error('nothing is started')),
-    stopRequested: async () => 'SIGINT',
-    signalGroup: () => false,
-  };
+  const { host, seen } = cliHost(['explain', file, ...flags]);
   return { code: await runCli(host), ...seen };
 }
 

@@ -6,8 +6,8 @@ import {
   PlanRouteRequestSchema,
   ReportOutcomeRequestSchema,
 } from '../../gen/baton/v1/router_pb.ts';
-import { POLICIES } from '../../src/policies/index.ts';
-import { RouterService } from '../../src/services/router.ts';
+import type { POLICIES } from '../../src/policies/index.ts';
+import { loneRouter } from './lone-router.ts';
 import { decodeOf, Pools, prefillOf } from './plan-instances.ts';
 import { seeded } from './seeded.ts';
 
@@ -54,22 +54,11 @@ export async function runBalance(run: BalanceRun): Promise<{ readonly prefill: B
   const random = seeded(run.seed);
   const names = (of: string) => Array.from({ length: run.instances }, (_, i) => `${of}${i}`);
   let now = 0;
-  const router = new RouterService(
+  const router = loneRouter(
     new Pools([...names('p').map((id) => prefillOf(id)), ...names('d').map((id) => decodeOf(id))]),
-    {
-      rules: {
-        prefillPolicy: POLICIES[run.policy](SETTINGS),
-        decodePolicy: POLICIES[run.policy](SETTINGS),
-        minUncachedTokens: 0,
-      },
-      connector: 'nixl',
-      queue: { max: 1, tenantMax: 0 },
-      limits: { requests: 0, prefill: 0, decode: 0 },
-      slowStartMs: 0,
-      breaker: { failures: 0, pairFailures: 0, openMs: 1000 },
-      now: () => now,
-      random,
-    },
+    run.policy,
+    SETTINGS,
+    { now: () => now, random },
   );
   const [prefill, decode] = [new Account(names('p')), new Account(names('d'))];
   /** Latest first. */

@@ -8,6 +8,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { type CliHost, runCli } from '../../src/cli/run.ts';
 import { simHint } from '../../src/cli/sim-hint.ts';
 import type { Config } from '../../src/config/config.ts';
+import { cliHost } from '../support/cli-host.ts';
 
 function fixture(name: string): string {
   return fileURLToPath(new URL(`../fixtures/config/${name}`, import.meta.url));
@@ -15,39 +16,25 @@ function fixture(name: string): string {
 
 /** A command line in a process that is not there; everything it does is recorded. */
 function fakeHost(line: string, parts: Partial<CliHost> = {}) {
-  const seen = { out: '', err: '', events: [] as string[], configs: [] as Config[] };
-  const host: CliHost = {
-    argv: line.split(' '),
-    env: {},
-    version: '1.2.3',
-    nodeVersion: 'v0',
-    self: ['baton'],
-    terminal: false,
-    readLine: async () => new Uint8Array(),
-    out: (text) => {
-      seen.out += text;
-    },
-    err: (text) => {
-      seen.err += text;
-    },
+  const told = { events: [] as string[], configs: [] as Config[] };
+  const { host, seen } = cliHost(line.split(' '), {
     start: async (config) => {
-      seen.configs.push(config);
-      seen.events.push('start');
+      told.configs.push(config);
+      told.events.push('start');
       return {
         addresses: { facade: '0.0.0.0:4321' },
         stop: async ({ settle = false } = {}) => {
-          seen.events.push(settle ? 'settle and stop' : 'stop');
+          told.events.push(settle ? 'settle and stop' : 'stop');
         },
       };
     },
     stopRequested: async () => {
-      seen.events.push('asked to stop');
+      told.events.push('asked to stop');
       return 'SIGINT';
     },
-    signalGroup: () => false,
     ...parts,
-  };
-  return { host, seen };
+  });
+  return { host, seen: Object.assign(seen, told) };
 }
 
 describe('serve', () => {
