@@ -188,7 +188,7 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
       stopping = true;
       const settleMs = settle && has('facade') ? config.timeouts.drainSettleMs : 0;
       log.info(settleMs > 0 ? { settleMs } : {}, 'stopping');
-      if (settleMs > 0) await pause(settleMs, new AbortController().signal);
+      if (settleMs > 0) await pause(settleMs);
       await resources.disposeAsync();
       log.info('stopped');
     },

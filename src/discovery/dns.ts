@@ -2,7 +2,7 @@ import { lookup, resolveSrv } from 'node:dns/promises';
 import type { InstanceConfig, InstanceRole } from '../config/config.ts';
 import { type DnsName, type InstanceDefaults, remoteSources } from '../config/discovery.ts';
 import { parseServerUrl } from '../config/instance-url.ts';
-import { pauseUntil } from './pause.ts';
+import { pause } from '../services/pause.ts';
 import type { InstanceSource, MakeSource, SourceSink } from './source.ts';
 
 /** A host, IPv6 without brackets, and a port. */
@@ -55,7 +55,7 @@ export function followDns({ names, defaults, intervalMs, ask = NODE }: DnsOption
         if (signal.aborted) return;
         if (targets.some(({ isKnown }) => isKnown)) sink.view(targets.flatMap(({ instances }) => instances));
         if (intervalMs === 0 && targets.every(({ isKnown }) => isKnown)) return;
-        await pauseUntil(intervalMs === 0 ? RETRY_MS : intervalMs, signal);
+        await pause(intervalMs === 0 ? RETRY_MS : intervalMs, signal);
       }
     },
   };

@@ -1,7 +1,7 @@
 import { readFile } from 'node:fs/promises';
 import { readPoolFile } from '../config/pool-file.ts';
 import { formatProblem } from '../config/problem.ts';
-import { pauseUntil } from './pause.ts';
+import { pause } from '../services/pause.ts';
 import type { InstanceSource, MakeSource, SourceParts, SourceSink } from './source.ts';
 
 /** Between two looks at the file, milliseconds. */
@@ -60,7 +60,7 @@ export function followFile(
     run: async (sink, signal) => {
       while (!signal.aborted) {
         await look(sink);
-        await pauseUntil(lookMs, signal);
+        await pause(lookMs, signal);
       }
     },
   };

@@ -63,7 +63,7 @@ const TABLE: Readonly<Record<string, Row>> = {
     packageTypes: ['@connectrpc/connect', 'node:'],
   },
   // Where instances come from; what they become is the registry's.
-  discovery: { areas: ['config', 'core', 'obs'], packages: ['node:', 'zod'] },
+  discovery: { areas: ['config', 'core', 'obs', 'services/pause'], packages: ['node:', 'zod'] },
   // The one place that loads a client of Kubernetes, and is loaded only with that source.
   'discovery/kubernetes/api': { areas: ['config'], packages: ['@kubernetes/client-node'] },
   rpc: {

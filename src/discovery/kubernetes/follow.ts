@@ -1,5 +1,5 @@
 import type { InstanceDefaults, KubernetesConfig } from '../../config/discovery.ts';
-import { pauseUntil } from '../pause.ts';
+import { pause } from '../../services/pause.ts';
 import type { InstanceSource, SourceSink } from '../source.ts';
 import { instancesOf, readSlice, type Slice, sliceKey } from './slices.ts';
 
@@ -74,7 +74,7 @@ class Follower {
         if (signal.aborted) return;
         this.#complain(sink, error);
       }
-      await pauseUntil(waitMs, signal);
+      await pause(waitMs, signal);
       waitMs = Math.min(2 * waitMs, this.#backoff.lastMs);
     }
   }
