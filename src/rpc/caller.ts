@@ -1,5 +1,5 @@
 import type { DescMethod } from '@bufbuild/protobuf';
-import { createContextKey, type HandlerContext } from '@connectrpc/connect';
+import { createContextKey } from '@connectrpc/connect';
 import { PoolRegistry } from '../../gen/baton/v1/pool_registry_pb.ts';
 import { Router } from '../../gen/baton/v1/router_pb.ts';
 import { Health } from '../../gen/grpc/health/v1/health_pb.ts';
@@ -43,14 +43,19 @@ export function createCallerOf(tokens: () => RpcTokens | undefined, unsafe: bool
   };
 }
 
-/** Finds out who calls before a request is read; a refusal leaves as the error of the call. */
-export function admitCaller(callerOf: CallerOf, context: HandlerContext): void {
-  const needs = NEEDS.get(context.method) ?? 'token';
-  if (needs === 'nothing') return;
-  const caller = callerOf(context.requestHeader.get('authorization') ?? undefined);
-  const refusal = caller instanceof BatonError ? caller : refusalOf(needs, caller, context.method);
+/** Finds out who calls before a request is read; undefined where nobody needs to know. A refusal is thrown as the error of the call. */
+export function admitCaller(
+  callerOf: CallerOf,
+  method: DescMethod,
+  authorization: string | undefined,
+): StoreCaller | undefined {
+  const needs = NEEDS.get(method) ?? 'token';
+  if (needs === 'nothing') return undefined;
+  const caller = callerOf(authorization);
+  if (caller instanceof BatonError) throw connectErrorFromBaton(caller);
+  const refusal = refusalOf(needs, caller, method);
   if (refusal !== undefined) throw connectErrorFromBaton(refusal);
-  if (!(caller instanceof BatonError)) context.values.set(CALLER, caller);
+  return caller;
 }
 
 type Need = 'nothing' | 'token' | 'any-tenant' | 'operator';

@@ -1,8 +1,8 @@
 import { create, type DescMethod, type DescService, type Message, type MessageInitShape } from '@bufbuild/protobuf';
-import type { CallOptions, Client, ContextValues, HandlerContext, ServiceImpl } from '@connectrpc/connect';
-import { createContextValues } from '@connectrpc/connect';
+import type { CallOptions, Client, ServiceImpl } from '@connectrpc/connect';
 import { type BoundMethod, bindService, type FaultSink, untilAborted } from './bind.ts';
-import { abortErrorOf, deadlineError } from './errors.ts';
+import { abortErrorOf } from './errors.ts';
+import { LazyContext } from './lazy-context.ts';
 import { RPC_MAX_TIMEOUT_MS } from './limits.ts';
 
 /**
@@ -71,100 +71,44 @@ function orEarlyEnd<T>(answer: Promise<T>, context: DirectContext): Promise<T> {
   });
 }
 
-/** Context of one call. What calls rarely look at is made when it is first looked at, because a call is cheap. */
-class DirectContext implements HandlerContext {
-  readonly method: DescMethod;
+class DirectContext extends LazyContext {
   readonly protocolName = 'direct';
-  readonly requestMethod = 'POST';
+  readonly canEndEarly: boolean;
   onEarlyEnd: ((reason: Error) => void) | undefined;
   readonly #options: CallOptions | undefined;
-  readonly #deadline: number | undefined;
-  readonly #timer: NodeJS.Timeout | undefined;
-  #controller: AbortController | undefined;
-  #ended = false;
-  #endReason: unknown;
-  #requestHeader: Headers | undefined;
-  #responseHeader: Headers | undefined;
-  #responseTrailer: Headers | undefined;
-  #values: ContextValues | undefined;
 
   constructor(method: DescMethod, options: CallOptions | undefined) {
-    this.method = method;
+    const timeoutMs = options?.timeoutMs ?? 0;
+    const hasTimeout = timeoutMs > 0 && timeoutMs <= RPC_MAX_TIMEOUT_MS;
+    super(method, hasTimeout ? timeoutMs : undefined);
     this.#options = options;
+    this.canEndEarly = hasTimeout || options?.signal !== undefined;
     options?.signal?.addEventListener('abort', this.#onAbort);
-    const timeoutMs = options?.timeoutMs;
-    if (timeoutMs !== undefined && timeoutMs > 0 && timeoutMs <= RPC_MAX_TIMEOUT_MS) {
-      this.#deadline = performance.now() + timeoutMs;
-      this.#timer = setTimeout(() => this.#endEarly(deadlineError()), timeoutMs);
-    }
-  }
-
-  get service(): DescService {
-    return this.method.parent;
+    if (hasTimeout) this.watchForEnd();
   }
 
   get url(): string {
     return `direct:/${this.method.parent.typeName}/${this.method.name}`;
   }
 
-  get signal(): AbortSignal {
-    if (this.#controller === undefined) {
-      this.#controller = new AbortController();
-      if (this.#ended) this.#controller.abort(this.#endReason);
-    }
-    return this.#controller.signal;
-  }
-
-  get requestHeader(): Headers {
-    this.#requestHeader ??= new Headers(this.#options?.headers);
-    return this.#requestHeader;
-  }
-
-  get responseHeader(): Headers {
-    this.#responseHeader ??= new Headers();
-    return this.#responseHeader;
-  }
-
-  get responseTrailer(): Headers {
-    this.#responseTrailer ??= new Headers();
-    return this.#responseTrailer;
-  }
-
-  get values(): ContextValues {
-    this.#values ??= createContextValues();
-    return this.#values;
-  }
-
-  get canEndEarly(): boolean {
-    return this.#options?.signal !== undefined || this.#timer !== undefined;
-  }
-
-  readonly timeoutMs = (): number | undefined =>
-    this.#deadline === undefined ? undefined : this.#deadline - performance.now();
-
   reportHeaders(): void {
     this.#options?.onHeader?.(this.responseHeader);
     this.#options?.onTrailer?.(this.responseTrailer);
   }
 
-  /** Ends the call for whatever still runs in its name, as a remote call does when it completes. */
-  end(reason?: Error): void {
-    if (this.#ended) return;
-    this.#ended = true;
-    this.#endReason = reason;
-    clearTimeout(this.#timer);
+  override end(reason?: Error): void {
+    super.end(reason);
     this.#options?.signal?.removeEventListener('abort', this.#onAbort);
-    this.#controller?.abort(reason);
+    if (reason !== undefined) this.onEarlyEnd?.(reason);
+  }
+
+  protected readRequestHeader(): Headers {
+    return new Headers(this.#options?.headers);
   }
 
   readonly #onAbort = (): void => {
-    if (this.#options?.signal !== undefined) this.#endEarly(abortErrorOf(this.#options.signal));
+    if (this.#options?.signal !== undefined) this.end(abortErrorOf(this.#options.signal));
   };
-
-  #endEarly(reason: Error): void {
-    this.end(reason);
-    this.onEarlyEnd?.(reason);
-  }
 }
 
 function assertClient<Desc extends DescService>(

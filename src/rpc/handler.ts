@@ -1,6 +1,5 @@
-import type { IncomingMessage, ServerResponse } from 'node:http';
-import type { Http2ServerRequest, Http2ServerResponse } from 'node:http2';
 import { Code, ConnectError, createConnectRouter } from '@connectrpc/connect';
+import type { UniversalHandler } from '@connectrpc/connect/protocol';
 import {
   compressionGzip,
   universalRequestFromNodeRequest,
@@ -9,11 +8,13 @@ import {
 import { Health } from '../../gen/grpc/health/v1/health_pb.ts';
 import { REQUEST_ID_HEADER } from '../call.ts';
 import type { FaultSink } from './bind.ts';
-import { admitCaller, type CallerOf } from './caller.ts';
+import { BodyDeadline } from './body-deadline.ts';
+import { admitCaller, CALLER, type CallerOf } from './caller.ts';
 import { HealthService } from './health.ts';
-import { RPC_MAX_MESSAGE_BYTES, RPC_MAX_TIMEOUT_MS } from './limits.ts';
+import { COMPRESS_MIN_BYTES, RPC_MAX_MESSAGE_BYTES, RPC_MAX_TIMEOUT_MS } from './limits.ts';
 import { mountReflection } from './reflection.ts';
-import { createRpcRoutes, type RpcServices, servedNames } from './routes.ts';
+import { bindServices, type RpcServices, servedNames } from './routes.ts';
+import { type NodeRequest, type NodeResponse, UnaryCalls } from './unary-calls.ts';
 
 /** What an {@link RpcHandler} serves. */
 export interface RpcHandlerOptions {
@@ -25,15 +26,16 @@ export interface RpcHandlerOptions {
   readonly streamStop: AbortSignal;
   /** Ends every open call with its reason. */
   readonly callStop: AbortSignal;
+  /** Time that a whole request over HTTP/2 may take to come, milliseconds. */
+  readonly requestMs: number;
 }
 
-type NodeRequest = IncomingMessage | Http2ServerRequest;
-type NodeResponse = ServerResponse | Http2ServerResponse;
-
 /** Answers the requests of every listener of a process, in all three protocols. */
-export class RpcHandler {
+export class RpcHandler implements Disposable {
   readonly #onFault: FaultSink;
-  readonly #handlers: ReadonlyMap<string, ReturnType<typeof createConnectRouter>['handlers'][number]>;
+  readonly #handlers: ReadonlyMap<string, UniversalHandler>;
+  readonly #unary: UnaryCalls;
+  readonly #bodies: BodyDeadline;
   #unaryCalls = 0;
   #onIdle: (() => void) | undefined;
 
@@ -41,18 +43,32 @@ export class RpcHandler {
     const { callerOf, onFault, streamStop, callStop } = options;
     const router = createConnectRouter({
       acceptCompression: [compressionGzip],
+      compressMinBytes: COMPRESS_MIN_BYTES,
       readMaxBytes: RPC_MAX_MESSAGE_BYTES,
       writeMaxBytes: RPC_MAX_MESSAGE_BYTES,
       maxTimeoutMs: RPC_MAX_TIMEOUT_MS,
       shutdownSignal: callStop,
-      requestGate: (context) => admitCaller(callerOf, context),
+      requestGate: ({ method, requestHeader, values }) => {
+        const caller = admitCaller(callerOf, method, requestHeader.get('authorization') ?? undefined);
+        if (caller !== undefined) values.set(CALLER, caller);
+      },
     });
-    createRpcRoutes(options.services, { onFault, streamStop })(router);
+    const methods = bindServices(options.services, onFault);
+    for (const bound of methods) {
+      if (bound.kind === 'unary') router.rpc(bound.method, bound.call);
+      else router.rpc(bound.method, bound.call, { shutdownSignal: streamStop });
+    }
     const names = servedNames(options.services);
     router.service(Health, new HealthService(names, streamStop));
     mountReflection(router, names, streamStop);
+    this.#unary = new UnaryCalls({ methods, callerOf, callStop });
+    this.#bodies = new BodyDeadline(options.requestMs);
     this.#onFault = onFault;
     this.#handlers = new Map(router.handlers.map((handler) => [handler.requestPath, handler]));
+  }
+
+  [Symbol.dispose](): void {
+    this.#bodies[Symbol.dispose]();
   }
 
   /** Resolves when no call with a single answer is being served. */
@@ -72,23 +88,23 @@ export class RpcHandler {
       respond(response, 404);
       return;
     }
-    const universalRequest = parseRequest(request, response);
-    if (universalRequest === undefined) {
-      respond(response, 400);
-      return;
-    }
-    const isUnary = handler.method.methodKind === 'unary';
-    if (isUnary) this.#count(response);
-    handler(universalRequest)
-      .then((universalResponse) => universalResponseToNodeResponse(universalResponse, response))
-      .catch((error: unknown) => {
-        // ABORTED here means that the peer went away while the answer was written.
-        if (ConnectError.from(error).code === Code.Aborted) return;
-        const requestId = universalRequest.header.get(REQUEST_ID_HEADER) ?? '';
-        this.#onFault({ method: path.slice(1), requestId, error });
-        response.destroy();
-      });
+    if (handler.method.methodKind === 'unary') this.#count(response);
+    if ('stream' in request) this.#bodies.watch(request);
+    const served = this.#unary.serve(path, request, response) ?? this.#serve(handler, request, response);
+    served.catch((error: unknown) => {
+      // ABORTED here means that the peer went away while the answer was written.
+      if (ConnectError.from(error).code === Code.Aborted) return;
+      const requestId = request.headers[REQUEST_ID_HEADER]?.toString() ?? '';
+      this.#onFault({ method: path.slice(1), requestId, error });
+      response.destroy();
+    });
   };
+
+  async #serve(handler: UniversalHandler, request: NodeRequest, response: NodeResponse): Promise<void> {
+    const universalRequest = parseRequest(request, response);
+    if (universalRequest === undefined) respond(response, 400);
+    else await universalResponseToNodeResponse(await handler(universalRequest), response);
+  }
 
   /** A call is over when its answer is closed: the promise of connect-node waits for an `end` that answers never have. */
   #count(response: NodeResponse): void {

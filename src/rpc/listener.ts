@@ -60,15 +60,17 @@ export async function startRpcListener(options: RpcListenerOptions): Promise<Rpc
   const silentMs = options.silentMs ?? 10_000;
   const streamStop = new AbortController();
   const callStop = new AbortController();
-  const handler = new RpcHandler({ ...options, streamStop: streamStop.signal, callStop: callStop.signal });
+  // A request that is cut off in its body must not be waited for at a stop either.
+  const requestMs = REQUEST_SILENCES * silentMs;
+  const stops = { streamStop: streamStop.signal, callStop: callStop.signal };
+  const handler = new RpcHandler({ ...options, ...stops, requestMs });
   const sessions = new Set<ServerHttp2Session>();
   const sockets: Sockets = { open: new Set(), undecided: new Set() };
   let draining = false;
 
   const limits = {
     headersTimeout: silentMs,
-    // A request that is cut off in its body must not be waited for at a stop either.
-    requestTimeout: REQUEST_SILENCES * silentMs,
+    requestTimeout: requestMs,
     connectionsCheckingInterval: Math.min(silentMs, 5_000),
     keepAliveTimeout: 65_000,
   };
@@ -126,6 +128,7 @@ export async function startRpcListener(options: RpcListenerOptions): Promise<Rpc
     }
   } catch (error) {
     for (const server of servers) server.close();
+    handler[Symbol.dispose]();
     throw error;
   }
 
@@ -146,6 +149,7 @@ export async function startRpcListener(options: RpcListenerOptions): Promise<Rpc
     clearTimeout(timeUp);
     for (const socket of sockets.open) socket.destroy();
     await closed;
+    handler[Symbol.dispose]();
   };
   let closing: Promise<void> | undefined;
   return {
@@ -157,7 +161,7 @@ export async function startRpcListener(options: RpcListenerOptions): Promise<Rpc
   };
 }
 
-/** A whole request over HTTP/1.1 has to come within so many times the time that a silent connection has. */
+/** A whole request has to come within so many times the time that a silent connection has. */
 const REQUEST_SILENCES = 3;
 
 /** How long calls that are aborted at the end of a drain have to tell their callers, milliseconds. */

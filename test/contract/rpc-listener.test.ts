@@ -1,6 +1,11 @@
 import { once } from 'node:events';
 import { createServer as createHttp1Server } from 'node:http';
-import { type ClientHttp2Session, connect as connectHttp2, createServer as createHttp2Server } from 'node:http2';
+import {
+  type ClientHttp2Session,
+  connect as connectHttp2,
+  constants,
+  createServer as createHttp2Server,
+} from 'node:http2';
 import { connect, createServer as createNetServer, type Server, type Socket } from 'node:net';
 import { Code, ConnectError } from '@connectrpc/connect';
 import { describe, expect, test } from 'vitest';
@@ -214,6 +219,20 @@ describe('first bytes', () => {
     const socket = await started.socket(`${head}content-length: 1000\r\n\r\n{`);
     expect(await textOf(socket)).toMatch(/^HTTP\/1.1 408 /);
   });
+
+  test.each(['application/proto', 'application/json', 'application/grpc'])(
+    'cut off in their body over HTTP/2 are not waited for either, %s',
+    async (type) => {
+      await using started = await start({}, 50);
+      const session = await openSession(started.url);
+      const head = { ':method': 'POST', ':path': '/baton.v1.Router/PlanRoute', 'content-type': type };
+      const stream = session.request(head);
+      stream.on('error', () => undefined);
+      stream.write('{');
+      await once(stream, 'close');
+      expect(stream.rstCode).not.toBe(constants.NGHTTP2_NO_ERROR);
+    },
+  );
 
   test('that never come do not hold a half-closed socket', async () => {
     await using started = await start({});
