@@ -2,15 +2,20 @@ import { describe, expect, test } from 'vitest';
 import { BatonError } from '../../src/core/errors.ts';
 import { AgingMap } from '../../src/stores/aging-map.ts';
 import { joinUnambiguously, sizeOf } from '../../src/stores/entry.ts';
-import { Families } from '../../src/stores/memory/families.ts';
+import { AgingRows } from '../../src/stores/memory/aging-rows.ts';
+import { ClaimTable } from '../../src/stores/memory/claims.ts';
+import { familyIdOf } from '../../src/stores/memory/families.ts';
 import { Heap } from '../../src/stores/memory/heap.ts';
-import { PutAnswers } from '../../src/stores/memory/put-answers.ts';
+import { NumberLists } from '../../src/stores/memory/number-lists.ts';
+import { ReplayWindow } from '../../src/stores/memory/replay-window.ts';
 import { RowIndex } from '../../src/stores/memory/row-index.ts';
 import { Rows } from '../../src/stores/memory/rows.ts';
 import { Sequence } from '../../src/stores/memory/sequence.ts';
+import { Shared } from '../../src/stores/memory/shared.ts';
 import { MEMORY_BOUNDS, MemoryStore } from '../../src/stores/memory/store.ts';
 import { ShardedMap } from '../../src/stores/sharded-map.ts';
 import { callId, ids, KEY, limits, newEntry, proofOf, type TestTime } from '../support/kv-store.ts';
+import { seeded } from '../support/seeded.ts';
 
 describe('heap', () => {
   test('gives the smallest, whatever came and went', () => {
@@ -65,26 +70,68 @@ describe('rows', () => {
 
   test('are found by a hash that several share, newest first', () => {
     const rows = new Rows(2);
-    const index = new RowIndex(rows, 1);
-    const [a, b, c, d] = [rows.acquire(), rows.acquire(), rows.acquire(), rows.acquire()];
-    for (const row of [a, b, c]) index.add(-7, row);
-    index.add(8, d);
-    expect([[...index.of(-7)], [...index.of(8)], [...index.of(9)]]).toEqual([[c, b, a], [d], []]);
-    index.delete(-7, b);
-    expect([...index.of(-7)]).toEqual([c, a]);
-    index.delete(-7, c);
-    index.delete(8, d);
-    expect([[...index.of(-7)], [...index.of(8)]]).toEqual([[a], []]);
-    index.delete(-7, a);
-    index.add(-7, d);
-    expect([...index.of(-7)]).toEqual([d]);
+    const index = new RowIndex(rows, { hash: 0, next: 1 });
+    const row = (hash: number) => {
+      const added = rows.acquire();
+      rows.set(added, 0, hash);
+      index.add(added);
+      return added;
+    };
+    const [a, b, c, d] = [row(-7), row(-7), row(-7), row(8)];
+    const found = (...hashes: readonly number[]) => hashes.map((hash) => [...index.of(hash)]);
+    expect(found(-7, 8, 9)).toEqual([[c, b, a], [d], []]);
+    index.delete(b);
+    expect(found(-7)).toEqual([[c, a]]);
+    index.delete(c);
+    index.delete(d);
+    expect(found(-7, 8)).toEqual([[a], []]);
+    index.delete(a);
+    expect(found(-7)).toEqual([[]]);
   });
+
+  test('are found while the index grows, whatever their hashes have in common', () => {
+    const rows = new Rows(2);
+    const index = new RowIndex(rows, { hash: 0, next: 1 });
+    const known = new Map<number, number[]>();
+    const hashes: number[] = [];
+    const random = seeded(5);
+    for (let step = 0; step < 20_000; step++) {
+      // Some hashes are equal, some share their low bits, and some have all 32.
+      const hash = step % 3 === 0 ? (step % 64) * 4096 : Math.floor(random() * 2 ** 32) - 2 ** 31;
+      const row = rows.acquire();
+      rows.set(row, 0, hash);
+      index.add(row);
+      known.set(hash, [row, ...(known.get(hash) ?? [])]);
+      hashes.push(hash);
+      if (step % 4 > 0) continue;
+      const other = hashes[Math.floor(random() * hashes.length)] ?? 0;
+      const [gone, ...left] = known.get(other) ?? [];
+      if (gone === undefined) continue;
+      index.delete(gone);
+      rows.release(gone);
+      known.set(other, left);
+    }
+    expect(known.size).toBeGreaterThan(13_000);
+    const wrong = [...known].filter(([hash, expected]) => [...index.of(hash)].join() !== expected.join());
+    expect(wrong).toEqual([]);
+  });
+});
+
+test('lists of numbers are kept, and their rows used again', () => {
+  const lists = new NumberLists();
+  const kept = [[], [7], [1.5, 2 ** 50, -3]];
+  const numbers = kept.map((list) => lists.write(list));
+  expect(numbers.map((number) => lists.read(number))).toEqual(kept);
+  lists.free(numbers[2] ?? -1);
+  const again = lists.write([4, 5, 6]);
+  expect(again).toBeLessThan(4);
+  expect([lists.read(again), lists.read(numbers[1] ?? -1)]).toEqual([[4, 5, 6], [7]]);
 });
 
 test('families are kept while they have a member', () => {
   const { owner, connector } = newEntry();
   const family = { tenant: 't', model: 'm', adapter: '', owner, connector };
-  const families = new Families();
+  const families = new Shared(familyIdOf);
   const first = families.join(family);
   expect(families.join({ ...family, owner: { ...owner } })).toBe(first);
   const other = families.join({ ...family, owner: { ...owner, life: { ...owner.life, generation: 2 } } });
@@ -110,15 +157,28 @@ test('a sharded map is a map', () => {
   );
 });
 
-describe('aging map', () => {
-  test('forgets at the end of the lifetime, and at its bounds the oldest', () => {
+describe('aging map and aging rows', () => {
+  const bounds = { lifetimeMs: 100, maxCount: 3, maxBytes: 10 };
+  const keyOf = (name: string) => [name === 'e' ? 1 : 2, name.charCodeAt(0), -5];
+  /** Of names and values, whatever keeps them. */
+  const kinds: Record<string, (forgotten: number[]) => Pick<AgingMap<string, number>, 'get' | 'set' | 'trim'>> = {
+    map: (forgotten) => new AgingMap({ ...bounds, onForgotten: (value) => forgotten.push(value) }),
+    rows: (forgotten) => {
+      const rows = new AgingRows(
+        { key: 3, value: 2 },
+        { ...bounds, onForgotten: ([half = 0, other]) => forgotten.push(other === half ? 2 * half : -1) },
+      );
+      return {
+        get: (key, now) => rows.get(keyOf(key), now)?.reduce((sum, half) => sum + half, 0),
+        set: (key, value, now, bytes = 0) => rows.set(keyOf(key), [value / 2, value / 2], now, bytes),
+        trim: (now, batch) => rows.trim(now, batch),
+      };
+    },
+  };
+
+  test.each(Object.entries(kinds))('forget at the end of the lifetime, and at its bounds the oldest: %s', (_, open) => {
     const forgotten: number[] = [];
-    const map = new AgingMap<string, number>({
-      lifetimeMs: 100,
-      maxCount: 3,
-      maxBytes: 10,
-      onForgotten: (value) => forgotten.push(value),
-    });
+    const map = open(forgotten);
     map.set('a', 1, 0, 2);
     map.set('b', 2, 10, 2);
     expect([map.get('a', 99), map.get('a', 100), map.get('b', 100)]).toEqual([1, undefined, 2]);
@@ -129,54 +189,82 @@ describe('aging map', () => {
     map.set('e', 6, 40, 7);
     expect(['b', 'c', 'd', 'e'].map((key) => map.get(key, 40))).toEqual([undefined, undefined, 5, 6]);
     map.trim(1000, 1);
-    expect(map.size).toBe(1);
+    expect(forgotten).toEqual([2, 1, 3, 4, 5]);
     map.set('f', 7, 2000);
-    expect([map.size, map.get('f', 2000)]).toEqual([1, 7]);
+    expect([map.get('e', 2000), map.get('f', 2000)]).toEqual([undefined, 7]);
     expect(forgotten).toEqual([2, 1, 3, 4, 5, 6]);
+    // Larger than all that is allowed: nothing is kept.
+    map.set('g', 8, 2000, 11);
+    expect([map.get('f', 2000), map.get('g', 2000)]).toEqual([undefined, undefined]);
   });
 });
 
-describe('answers of puts', () => {
-  const answer = (seq: number, at: number, displaced: readonly string[] = []) => ({
-    seq,
-    revision: 2 * seq,
-    at,
-    displaced,
-  });
-
-  test('are told again to the same request alone, and forgotten with age and number', () => {
-    const answers = new PutAnswers({ lifetimeMs: 100, maxCount: 3, maxBytes: 1000 });
+describe('replay window', () => {
+  test('tells an answer again to the same request alone', () => {
+    const forgotten: (readonly number[])[] = [];
+    const answers = new ReplayWindow({
+      lifetimeMs: 100,
+      maxCount: 3,
+      onForgotten: (answer) => void forgotten.push(answer),
+    });
     const id = (key: string, request = key, scope = 's') => callId(key, request, scope);
-    answers.remember(id('a'), answer(1, 0, ['e-1', 'e-2']));
-    answers.remember(id('b'), answer(2, 10));
-    expect(answers.find(id('a'), 99)).toEqual(answer(1, 0, ['e-1', 'e-2']));
+    expect(answers.remember(id('a'), [1, 2, 3, 4, 5], 0)).toEqual([1, 2, 3, 4, 5]);
+    answers.remember(id('b'), [], 10);
+    expect([answers.find(id('a'), 99), answers.find(id('b'), 99)]).toEqual([[1, 2, 3, 4, 5], []]);
     expect(answers.find(id('a', 'a', 'other'), 99)).toBeUndefined();
     expect(() => answers.find(id('b', 'another request'), 99)).toThrow(BatonError);
-    expect([answers.find(id('a'), 100), answers.find(id('b'), 100)]).toEqual([undefined, answer(2, 10)]);
-    // Its row may be there still: the newer answer counts.
-    answers.remember(id('a'), answer(3, 50));
-    expect(answers.find(id('a'), 60)).toEqual(answer(3, 50));
-    answers.remember(id('c'), answer(4, 60));
-    answers.remember(id('d'), answer(5, 60));
-    expect(['a', 'b', 'c', 'd'].map((key) => answers.find(id(key), 70)?.seq)).toEqual([3, undefined, 4, 5]);
-    answers.trim(1000, 10);
-    answers.remember(id('e'), answer(6, 1000));
-    expect(['a', 'c', 'd', 'e'].map((key) => answers.find(id(key), 1000)?.seq)).toEqual([
-      undefined,
-      undefined,
-      undefined,
-      6,
-    ]);
+    expect(answers.find(id('a'), 100)).toBeUndefined();
+    // One that is too old may be there still: the newer counts.
+    answers.remember(id('a'), [6], 100);
+    expect([answers.find(id('a'), 150), forgotten]).toEqual([[6], [[1, 2, 3, 4, 5]]]);
+    answers.trim(120, 5);
+    expect(forgotten).toEqual([[1, 2, 3, 4, 5], []]);
   });
 
-  test('take no more than their bound with what they displaced', () => {
-    const answers = new PutAnswers({ lifetimeMs: 1e9, maxCount: 1e6, maxBytes: 1000 });
+  test('holds no more than its bound with what its answers hold elsewhere', () => {
+    const answers = new ReplayWindow({ lifetimeMs: 1e9, maxCount: 1e6, maxBytes: 100_000 });
     const calls = Array.from({ length: 50 }, () => callId());
-    for (const [index, call] of calls.entries()) answers.remember(call, answer(index, index, ['x'.repeat(100)]));
-    expect(calls.map((call) => answers.find(call, 50)?.seq ?? -1).filter((seq) => seq >= 0)).toEqual(
-      Array.from({ length: 10 }, (_, index) => 40 + index),
-    );
+    for (const [index, call] of calls.entries()) answers.remember(call, [index], index, 9000);
+    const kept = calls.flatMap((call) => answers.find(call, 50) ?? []);
+    expect(kept).toEqual(Array.from({ length: 10 }, (_, index) => 40 + index));
   });
+});
+
+test('a claim is known while it is open and for a while after, and told as long as its answer is', () => {
+  const claims = new ClaimTable('r', { lifetimeMs: 100, maxCount: 10 });
+  const open = (seq: number, deadline: number) =>
+    claims.add({
+      tenant: `t${seq % 3}`,
+      seq,
+      slotRow: 10 * seq,
+      forRelease: seq % 2 === 0,
+      deadline,
+      revision: 7,
+      matchedTokens: 64,
+    });
+  const [first, second, third] = [open(1, 300), open(2, 100), open(3, 200)];
+  expect([first.id, second.id, claims.open, claims.next()?.seq]).toEqual(['c-r-1', 'c-r-2', 3, 2]);
+  for (const stranger of ['c-r-4', 'c-r-01', 'c-r-1 ', 'c-r-', 'c-r-1.5', 'c-x-1', 'c-r--1', '']) {
+    expect(claims.find(stranger, 0)).toBeUndefined();
+  }
+  claims.end(second, 'committed', 50);
+  expect([claims.open, claims.next()?.seq, claims.find('c-r-2', 149)?.state]).toEqual([2, 3, 'committed']);
+  expect(claims.find('c-r-2', 150)).toBeUndefined();
+  expect(claims.find('c-r-1', 1e9)).toMatchObject({
+    tenant: 't1',
+    seq: 1,
+    slotRow: 10,
+    forRelease: false,
+    deadline: 300,
+  });
+  claims.trim(150, 10);
+  // Nobody can name it, and its answer tells what it was.
+  expect(claims.at(second.row)).toMatchObject({ id: 'c-r-2', tenant: 't2', state: 'committed', matchedTokens: 64 });
+  claims.letGo(second);
+  const fourth = open(4, 400);
+  expect([fourth.row, fourth.id]).toEqual([second.row, 'c-r-4']);
+  claims.letGo(third);
+  expect(claims.find('c-r-3', 150)).toMatchObject({ seq: 3, state: 'open', revision: 7 });
 });
 
 describe('sequence', () => {

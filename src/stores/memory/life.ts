@@ -1,12 +1,11 @@
 import { setImmediate } from 'node:timers/promises';
 import { MissReason } from '../../../gen/baton/v1/kv_cache_store_pb.ts';
-import { AgingMap } from '../aging-map.ts';
-import { keyIdOf } from '../entry.ts';
 import { claimNotFound } from '../refusals.ts';
 import type { ChangeListener, ClaimGuard, ReleasableListener, StoreChange, StoreKey, StoreLife } from '../store.ts';
-import { Heap, type HeapOrder } from './heap.ts';
-import { type Claim, isLive, type Slot, seqOf } from './slot.ts';
+import { type Claim, ClaimTable } from './claims.ts';
+import { isLive, type Slot, seqOf } from './slot.ts';
 import { type NewSlot, SlotTable } from './table.ts';
+import { type Tombstone, Tombstones } from './tombstones.ts';
 
 /** Bounds of what the memory backend keeps beside live entries; times in milliseconds, sizes in bytes. */
 export interface MemoryBounds {
@@ -27,24 +26,6 @@ export interface MemoryBounds {
   /** Most due entries and claims that one call clears away. */
   readonly sweep: number;
 }
-
-/** Why an entry is dead; `seq` is the order of its put. */
-export interface Tombstone {
-  readonly tenant: string;
-  readonly seq: number;
-  readonly reason: MissReason;
-}
-
-/** Rough size of a tombstone in one of its maps. */
-const TOMBSTONE_BYTES = 256;
-
-const BY_DEADLINE: HeapOrder<Claim> = {
-  priority: ({ deadline }) => deadline,
-  place: ({ place }) => place,
-  setPlace: (claim, place) => {
-    claim.place = place;
-  },
-};
 
 /** What an owner's end took along. */
 export interface Dropped {
@@ -74,34 +55,23 @@ export class Lifecycle {
   readonly #bounds: MemoryBounds;
   readonly #onExpired: (tenant: string) => void;
   readonly #runId: string;
-  readonly #claims = new Map<string, Claim>();
-  readonly #deadlines = new Heap<Claim>(BY_DEADLINE);
-  readonly #ended: AgingMap<string, Claim>;
-  /** By number. */
-  readonly #deadEntries: AgingMap<number, Tombstone>;
-  readonly #deadKeys: AgingMap<string, Tombstone>;
+  readonly #claims: ClaimTable;
+  readonly #dead: Tombstones;
   readonly #listeners = new Set<ReleasableListener>();
   readonly #changeListeners = new Set<ChangeListener>();
   /** Owners whose queue grew since the listeners were told. */
   readonly #grown = new Set<string>();
   readonly #condemned = new Set<Condemned>();
   #revision = 0;
-  #lastClaim = 0;
 
   /** @param onExpired hears the tenant of each entry that nobody took in time */
   constructor(runId: string, bounds: MemoryBounds, onExpired: (tenant: string) => void) {
-    this.table = new SlotTable(runId);
+    this.#claims = new ClaimTable(runId, { lifetimeMs: bounds.endedClaimMs, maxCount: bounds.endedClaims });
+    this.table = new SlotTable(runId, this.#claims);
     this.#runId = runId;
     this.#bounds = bounds;
     this.#onExpired = onExpired;
-    const tombs = {
-      lifetimeMs: bounds.tombstoneMs,
-      maxCount: bounds.tombstones,
-      maxBytes: bounds.tombstoneBytes,
-    };
-    this.#deadEntries = new AgingMap(tombs);
-    this.#deadKeys = new AgingMap(tombs);
-    this.#ended = new AgingMap({ lifetimeMs: bounds.endedClaimMs, maxCount: bounds.endedClaims });
+    this.#dead = new Tombstones(bounds);
   }
 
   get revision(): bigint {
@@ -109,7 +79,7 @@ export class Lifecycle {
   }
 
   get openClaims(): number {
-    return this.#claims.size;
+    return this.#claims.open;
   }
 
   nextRevision(): number {
@@ -119,12 +89,12 @@ export class Lifecycle {
 
   /** The newest dead entry of a key that is remembered. */
   deadOfKey(key: StoreKey, now: number): Tombstone | undefined {
-    return this.#deadKeys.get(keyIdOf(key), now);
+    return this.#dead.ofKey(key, now);
   }
 
   deadEntry(entryId: string, now: number): Tombstone | undefined {
     const seq = seqOf(this.#runId, entryId);
-    return seq === undefined ? undefined : this.#deadEntries.get(seq, now);
+    return seq === undefined ? undefined : this.#dead.ofSeq(seq, now);
   }
 
   /** Takes in a new idle slot. */
@@ -152,48 +122,71 @@ export class Lifecycle {
     for (const listener of [...this.#changeListeners]) listener(change);
   }
 
-  /** Claims an idle slot for a taker, or an idle or queued one for release. */
-  claim(slot: Slot, state: 'claimed' | 'releasing', deadlineMs: number, now: number): Claim {
+  /** Claims an idle slot for a taker, or an idle or queued one for release; its answer is held until {@link letGo}. */
+  claim(
+    slot: Slot,
+    state: 'claimed' | 'releasing',
+    { deadlineMs, matchedTokens }: { readonly deadlineMs: number; readonly matchedTokens: number },
+    now: number,
+  ): Claim {
     if (state === 'releasing' && isLive(slot.state)) this.#bury(slot, MissReason.RELEASED, now);
-    this.#lastClaim += 1;
-    const claim: Claim = {
-      id: `c-${this.#runId}-${this.#lastClaim.toString(36)}`,
+    slot.revision = this.nextRevision();
+    const claim = this.#claims.add({
       tenant: slot.tenant,
       seq: slot.seq,
+      slotRow: slot.row,
       forRelease: state === 'releasing',
       deadline: now + deadlineMs,
-      state: 'open',
-      slot,
-      place: 0,
-    };
-    this.#deadlines.push(claim);
-    this.#claims.set(claim.id, claim);
+      revision: slot.revision,
+      matchedTokens,
+    });
     slot.claim = claim;
-    slot.revision = this.nextRevision();
+    this.table.hold(slot);
     this.table.move(slot, state);
     if (isLive(state)) this.#tellUpserted(slot, now);
     return claim;
   }
 
+  /** The claim of an answer, by its row. */
+  answered(row: number): Claim {
+    return this.#claims.at(row);
+  }
+
+  /** The answer of a claim is forgotten. */
+  letGo(claim: Claim): void {
+    this.table.letGo(this.table.held(claim.slotRow));
+    this.#claims.letGo(claim);
+  }
+
   /** The claim, with what time has made of it. */
   claimOf(claimId: string, mayEnd: ClaimGuard, now: number): Claim {
-    const claim = this.#claims.get(claimId) ?? this.#ended.get(claimId, now);
+    const claim = this.#claims.find(claimId, now);
     if (claim === undefined || !mayEnd(claim)) throw claimNotFound(claimId);
-    if (claim.slot !== undefined) this.settle(claim.slot, now);
-    if (claim.state === 'open' && claim.deadline <= now) this.commit(claim, now);
+    this.#settleClaim(claim, now);
     return claim;
+  }
+
+  #settleClaim(claim: Claim, now: number): void {
+    const slot = this.#slotOf(claim);
+    if (slot !== undefined) this.settle(slot, now);
+    if (claim.state === 'open' && claim.deadline <= now) this.commit(claim, now);
+  }
+
+  /** The slot of an open claim, unless it is gone. */
+  #slotOf(claim: Claim): Slot | undefined {
+    return claim.state === 'open' ? this.table.bySeq(claim.seq) : undefined;
   }
 
   /** Ends an open claim whose handle was used, or may have been. */
   commit(claim: Claim, now: number): void {
-    const { slot } = claim;
+    const slot = this.#slotOf(claim);
     this.#end(claim, 'committed', now);
     if (slot !== undefined) this.#kill(slot, MissReason.TAKEN, now);
   }
 
   /** Ends an open claim and puts its entry back where it came from: idle, or waiting to be freed. */
   release(claim: Claim, now: number): void {
-    const { slot } = claim;
+    const slot = this.#slotOf(claim);
     this.#end(claim, 'released', now);
     if (slot === undefined) return;
     slot.revision = this.nextRevision();
@@ -235,12 +228,9 @@ export class Lifecycle {
   }
 
   #end(claim: Claim, state: 'committed' | 'released' | 'dropped', now: number): void {
-    claim.state = state;
-    this.#deadlines.remove(claim);
-    if (claim.slot !== undefined) claim.slot.claim = undefined;
-    claim.slot = undefined;
-    this.#claims.delete(claim.id);
-    this.#ended.set(claim.id, claim, now);
+    const slot = this.#slotOf(claim);
+    if (slot !== undefined) slot.claim = undefined;
+    this.#claims.end(claim, state, now);
   }
 
   /** Lets time pass for one slot: whichever comes first, the deadline of its claim, the end of its blocks or of its owner. */
@@ -274,7 +264,6 @@ export class Lifecycle {
 
   #kill(slot: Slot, reason: MissReason, now: number): void {
     if (isLive(slot.state)) this.#bury(slot, reason, now);
-    if (slot.claim !== undefined) slot.claim.slot = undefined;
     slot.claim = undefined;
     this.table.move(slot, 'dead');
   }
@@ -310,13 +299,7 @@ export class Lifecycle {
         conversationId,
       });
     }
-    const tombstone = { tenant: slot.tenant, seq: slot.seq, reason };
-    this.#deadEntries.set(slot.seq, tombstone, now, TOMBSTONE_BYTES);
-    const keyId = keyIdOf(slot.key);
-    const before = this.#deadKeys.get(keyId, now);
-    if (before === undefined || before.seq <= slot.seq) {
-      this.#deadKeys.set(keyId, tombstone, now, keyId.length + TOMBSTONE_BYTES);
-    }
+    this.#dead.add(slot.key, { tenant: slot.tenant, seq: slot.seq, reason }, now);
   }
 
   /** Clears away up to `batch` slots and claims that are due; false when none is left. */
@@ -327,10 +310,9 @@ export class Lifecycle {
 
   /** Clears away one slot or claim that is due; false if none is. */
   sweepOne(now: number): boolean {
-    const claim = this.#deadlines.peek();
+    const claim = this.#claims.next();
     if (claim !== undefined && claim.deadline <= now) {
-      if (claim.slot !== undefined) this.settle(claim.slot, now);
-      if (claim.state === 'open') this.commit(claim, now);
+      this.#settleClaim(claim, now);
       return true;
     }
     const slot = this.table.due(now);
@@ -341,7 +323,7 @@ export class Lifecycle {
 
   /** Forgets up to `batch` of each kind of memory that is too old. */
   trim(now: number, batch: number): void {
-    for (const memory of [this.#ended, this.#deadEntries, this.#deadKeys]) memory.trim(now, batch);
+    for (const memory of [this.#claims, this.#dead]) memory.trim(now, batch);
   }
 
   onReleasable(listener: ReleasableListener): () => void {

@@ -16,9 +16,9 @@ interface Room {
 
 /**
  * Makes room for one more entry of `bytes`: what it replaces, what is too much for its key and what the byte bound costs
- * goes to the release queue. Returns those of the entry's tenant. Where it refuses, nothing is changed.
+ * goes to the release queue. Returns the numbers of those of the entry's tenant. Where it refuses, nothing is changed.
  */
-export function makeRoom(room: Room, call: PutCall, bytes: number, now: number): readonly string[] {
+export function makeRoom(room: Room, call: PutCall, bytes: number, now: number): readonly number[] {
   const { life, counters, limits } = room;
   if (bytes > limits.entryBytes) throw limitExceeded('entry_bytes', limits.entryBytes);
   const { tenant } = call.entry.key;
@@ -30,9 +30,9 @@ export function makeRoom(room: Room, call: PutCall, bytes: number, now: number):
   while (life.table.claimedBytes + bytes > totalBytes && life.sweepOne(now));
   // Claimed entries stay whatever happens, so this is known before anything is changed.
   if (life.table.claimedBytes + bytes > totalBytes) throw limitExceeded('total_bytes', totalBytes);
-  const displaced: string[] = [];
+  const displaced: number[] = [];
   const displace = (slot: Slot): void => {
-    if (slot.tenant === tenant) displaced.push(slot.id);
+    if (slot.tenant === tenant) displaced.push(slot.seq);
     life.enqueue(slot, now);
   };
   const evict = (slot: Slot): void => {

@@ -2,8 +2,10 @@ import { CHAIN_BLOCK_TOKENS, CHAIN_DIGEST_BYTES, type PackedChain } from '../../
 import { revisionMismatch } from '../refusals.ts';
 import type { AtRevision, EntryView, NewEntry, StoreKey } from '../store.ts';
 import type { CellPool } from './cell-pool.ts';
-import type { Families, Family } from './families.ts';
-import type { Rows } from './rows.ts';
+import type { Claim, ClaimTable } from './claims.ts';
+import type { Family } from './families.ts';
+import { NO_ROW, type Rows } from './rows.ts';
+import type { Shared } from './shared.ts';
 
 /** Idle and claimed entries are live; queued ones wait to be freed; releasing ones are claimed for that. */
 export type SlotState = 'idle' | 'claimed' | 'queued' | 'releasing' | 'dead';
@@ -15,27 +17,11 @@ export function isLive(state: SlotState): boolean {
   return state === 'idle' || state === 'claimed';
 }
 
-/** The exclusive right to use the handle of one slot. */
-export interface Claim {
-  readonly id: string;
-  readonly tenant: string;
-  /** Of the slot. */
-  readonly seq: number;
-  readonly forRelease: boolean;
-  readonly deadline: number;
-  /** `dropped`: its entry was lost with its owner; nothing is left to commit or put back. */
-  state: 'open' | 'committed' | 'released' | 'dropped';
-  /** Absent once the entry is gone. */
-  slot: Slot | undefined;
-  /** In the heap of deadlines. */
-  place: number;
-}
-
 /** Columns of a slot's row. The first is overwritten when the row is given up. */
 export const COLUMN = {
   hash: 0,
-  /** The slot with the same hash that came before. */
-  older: 1,
+  /** In the index of keys. */
+  next: 1,
   seq: 2,
   family: 3,
   cells: 4,
@@ -56,18 +42,19 @@ export const COLUMN = {
   agePlace: 18,
   /** Answers that may have to be given again with what the slot holds. */
   answers: 19,
+  /** Row of the open claim; -1 without one. */
+  claim: 20,
 } as const;
 
 /** Columns of a row. */
-export const COLUMNS = 20;
+export const COLUMNS = 21;
 
 /** Where slots lie. */
 export interface SlotSpace {
   readonly rows: Rows;
   readonly pool: CellPool;
-  readonly families: Families;
-  /** Open claims by row. */
-  readonly claims: Map<number, Claim>;
+  readonly families: Shared<Family>;
+  readonly claims: ClaimTable;
   readonly runId: string;
 }
 
@@ -123,12 +110,12 @@ export class Slot {
   }
 
   get claim(): Claim | undefined {
-    return this.#space.claims.get(this.row);
+    const row = this.#get(COLUMN.claim);
+    return row === NO_ROW ? undefined : this.#space.claims.at(row);
   }
 
   set claim(claim: Claim | undefined) {
-    if (claim === undefined) this.#space.claims.delete(this.row);
-    else this.#space.claims.set(this.row, claim);
+    this.#set(COLUMN.claim, claim?.row ?? NO_ROW);
   }
 
   get bytes(): number {

@@ -3,6 +3,7 @@ import { setImmediate } from 'node:timers/promises';
 import { MissReason } from '../../../gen/baton/v1/kv_cache_store_pb.ts';
 import { chooseSlot } from '../choose-entry.ts';
 import { passesFilter, sizeOf } from '../entry.ts';
+import { reasonOf } from '../miss-reason.ts';
 import { claimNotFound, claimSpent, entryClaimed, pageTokenInvalid, revisionMismatch } from '../refusals.ts';
 import type { SavedEntry } from '../snapshot-file.ts';
 import type {
@@ -29,11 +30,12 @@ import type {
   TakeResult,
 } from '../store.ts';
 import { StoreCounters } from '../store-counters.ts';
+import type { Claim } from './claims.ts';
 import { type Dropped, Lifecycle, type MemoryBounds } from './life.ts';
 import { makeRoom } from './make-room.ts';
-import { type PutAnswer, PutAnswers } from './put-answers.ts';
 import { ReplayWindow } from './replay-window.ts';
-import { type Claim, entryIdOf, isLive, type Slot, seqOf, slotAt } from './slot.ts';
+import { NO_ROW } from './rows.ts';
+import { entryIdOf, isLive, type Slot, seqOf, slotAt } from './slot.ts';
 
 /** Bounds that suit the limits of the contract. */
 export const MEMORY_BOUNDS: MemoryBounds = {
@@ -61,16 +63,6 @@ const RESTORE_SLICE = 1000;
 /** Slots looked at before other work gets its turn. */
 const SLICE = 2000;
 
-interface TakenAnswer {
-  readonly claim: Claim;
-  /** Held until the answer is forgotten. */
-  readonly slot: Slot;
-  readonly revision: number;
-  readonly matchedTokens: number;
-}
-
-type TakeAnswer = TakenAnswer | { readonly claim?: undefined; readonly missed: Extract<TakeResult, { kind: 'miss' }> };
-
 /**
  * The store in memory. Every call is one step, so nothing can come between its checks and its changes; nothing runs
  * between the calls: what is due is seen as gone when it is looked at, and cleared away a little with every call.
@@ -81,11 +73,18 @@ export class MemoryStore implements KvStore {
   readonly #limits: StoreOptions['limits'];
   readonly #bounds: MemoryBounds;
   readonly #life: Lifecycle;
-  readonly #puts: PutAnswers;
-  readonly #takes: ReplayWindow<TakeAnswer>;
-  readonly #releases: ReplayWindow<readonly TakenAnswer[]>;
-  readonly #deletes: ReplayWindow<boolean>;
-  readonly #invalidations: ReplayWindow<Promise<Dropped>>;
+  /** Of each the entry's number and revision, its time, and the numbers of the entries that it displaced. */
+  readonly #puts: ReplayWindow;
+  /** Of each the row of its claim; or {@link NO_ROW}, the reason of the miss and the matched tokens. */
+  readonly #takes: ReplayWindow;
+  /** Of each the rows of its claims. */
+  readonly #releases: ReplayWindow;
+  /** Of each 1 where the entry was there. */
+  readonly #deletes: ReplayWindow;
+  /** Of each its number among the dropped. */
+  readonly #invalidations: ReplayWindow;
+  readonly #dropped = new Map<number, Promise<Dropped>>();
+  #lastDropped = 0;
   readonly #counters = new StoreCounters();
   readonly #save: ((entries: Iterable<SavedEntry>) => Promise<void>) | undefined;
   #sweeping: NodeJS.Timeout | undefined;
@@ -102,31 +101,41 @@ export class MemoryStore implements KvStore {
     this.#bounds = bounds;
     this.#life = new Lifecycle(this.runId, bounds, (tenant) => this.#counters.expired(tenant));
     const window = { lifetimeMs: bounds.replayMs, maxCount: bounds.replays, maxBytes: bounds.replayBytes };
-    this.#puts = new PutAnswers(window);
-    const letGo = (answer: TakeAnswer) => {
-      if (answer.claim !== undefined) this.#life.table.letGo(answer.slot);
+    const letGo = (rows: readonly number[]) => {
+      for (const row of rows) this.#life.letGo(this.#life.answered(row));
     };
-    this.#takes = new ReplayWindow({ ...window, onForgotten: letGo });
-    this.#releases = new ReplayWindow({ ...window, onForgotten: (answers) => answers.forEach(letGo) });
+    this.#puts = new ReplayWindow(window);
+    this.#takes = new ReplayWindow({
+      ...window,
+      onForgotten: ([row = NO_ROW]) => letGo(row === NO_ROW ? [] : [row]),
+    });
+    this.#releases = new ReplayWindow({ ...window, onForgotten: letGo });
     this.#deletes = new ReplayWindow(window);
-    this.#invalidations = new ReplayWindow(window);
+    this.#invalidations = new ReplayWindow({
+      ...window,
+      onForgotten: ([number = 0]) => void this.#dropped.delete(number),
+    });
   }
 
   async put(call: PutCall): Promise<PutResult> {
     const now = this.#begin();
     const answer = this.#puts.find(call.id, now) ?? this.#putNew(call, now);
     this.#life.tellListeners();
-    return { entry: this.#putView(call.entry, answer, now), displaced: answer.displaced };
+    const [seq = 0, revision = 0, at = 0, ...displaced] = answer;
+    const entry = this.#putView(call.entry, { seq, revision, at }, now);
+    return { entry, displaced: displaced.map((other) => entryIdOf(this.runId, other)) };
   }
 
   async take(call: TakeCall): Promise<TakeResult> {
     const now = this.#begin();
     const answer = this.#takes.find(call.id, now) ?? this.#takeNew(call, now);
     this.#life.tellListeners();
-    if (answer.claim === undefined) return answer.missed;
+    const [row = NO_ROW, reason = 0, matchedTokens = 0] = answer;
+    if (row === NO_ROW) return { kind: 'miss', reason: reasonOf(reason), matchedTokens };
+    const claim = this.#life.answered(row);
     // Once the claim was put back the handle is somebody else's to take.
-    if (answer.claim.state === 'released') return { kind: 'miss', reason: MissReason.TAKEN, matchedTokens: 0 };
-    return { kind: 'taken', taken: takenAt(answer, now) };
+    if (claim.state === 'released') return { kind: 'miss', reason: MissReason.TAKEN, matchedTokens: 0 };
+    return { kind: 'taken', taken: this.#takenAt(claim, now) };
   }
 
   async commit(claimId: string, mayEnd: ClaimGuard): Promise<void> {
@@ -151,8 +160,9 @@ export class MemoryStore implements KvStore {
 
   async takeForRelease(call: ReleaseCall): Promise<readonly Taken[]> {
     const now = this.#begin();
-    const answers = this.#releases.find(call.id, now) ?? this.#takeForReleaseNew(call, now);
-    return answers.filter(({ claim }) => claim.state !== 'released').map((answer) => takenAt(answer, now));
+    const rows = this.#releases.find(call.id, now) ?? this.#takeForReleaseNew(call, now);
+    const claims = rows.map((row) => this.#life.answered(row));
+    return claims.filter(({ state }) => state !== 'released').map((claim) => this.#takenAt(claim, now));
   }
 
   async get(selector: GetSelector): Promise<GetResult> {
@@ -191,7 +201,7 @@ export class MemoryStore implements KvStore {
   async delete(call: DeleteCall): Promise<boolean> {
     const now = this.#begin();
     const replay = this.#deletes.find(call.id, now);
-    if (replay !== undefined) return replay;
+    if (replay !== undefined) return replay[0] === 1;
     const slot = this.#life.visible(call.entryId, call.tenant, now);
     if (slot !== undefined) {
       if (call.revision !== undefined && call.revision !== BigInt(slot.revision)) {
@@ -202,15 +212,20 @@ export class MemoryStore implements KvStore {
       }
       this.#life.enqueue(slot, now);
     }
-    this.#deletes.remember(call.id, slot !== undefined, now, 0);
+    this.#deletes.remember(call.id, [slot === undefined ? 0 : 1], now);
     this.#life.tellListeners();
     return slot !== undefined;
   }
 
   invalidateOwner(call: InvalidateCall): Promise<Dropped> {
     const now = this.#begin();
-    const replay = this.#invalidations.find(call.id, now);
-    return replay ?? this.#invalidations.remember(call.id, this.#life.condemn(call.instanceId, call.keep, now), now, 0);
+    const replay = this.#dropped.get(this.#invalidations.find(call.id, now)?.[0] ?? 0);
+    if (replay !== undefined) return replay;
+    const dropped = this.#life.condemn(call.instanceId, call.keep, now);
+    this.#lastDropped += 1;
+    this.#dropped.set(this.#lastDropped, dropped);
+    this.#invalidations.remember(call.id, [this.#lastDropped], now);
+    return dropped;
   }
 
   async stats(filter: StoreFilter): Promise<StoreStats> {
@@ -289,17 +304,21 @@ export class MemoryStore implements KvStore {
     this.#sweeping = undefined;
   }
 
-  #putNew(call: PutCall, now: number): PutAnswer {
+  #putNew(call: PutCall, now: number): readonly number[] {
     const bytes = sizeOf(call.entry);
     const room = { life: this.#life, counters: this.#counters, limits: this.#limits };
     const displaced = makeRoom(room, call, bytes, now);
     const { seq, revision } = this.#insert(call.entry, bytes, now);
     this.#counters.put(call.entry.key.tenant);
-    return this.#puts.remember(call.id, { seq, revision, at: now, displaced });
+    return this.#puts.remember(call.id, [seq, revision, now, ...displaced], now);
   }
 
   /** The entry as it was put. */
-  #putView(entry: NewEntry, { seq, revision, at }: PutAnswer, now: number): EntryView {
+  #putView(
+    entry: NewEntry,
+    { seq, revision, at }: { readonly seq: number; readonly revision: number; readonly at: number },
+    now: number,
+  ): EntryView {
     const { handle: _, chain, ttlMs, ...about } = entry;
     return {
       ...about,
@@ -317,7 +336,7 @@ export class MemoryStore implements KvStore {
     return this.#life.add({ entry, bytes, storedAt: now - ageMs, expiresAt: now + entry.ttlMs }, now);
   }
 
-  #takeNew(call: TakeCall, now: number): TakeAnswer {
+  #takeNew(call: TakeCall, now: number): readonly number[] {
     const live = this.#life.liveOfKey(call.key, now);
     const candidates = call.precondition === undefined ? live : [slotAt(live, call.precondition)];
     const choice = chooseSlot(candidates, call, this.#life.deadOfKey(call.key, now), (slot) => slot.chain);
@@ -325,37 +344,41 @@ export class MemoryStore implements KvStore {
     if (choice.kind === 'miss') {
       for (const slot of choice.mismatched) this.#life.enqueue(slot, now);
       this.#counters.missed(tenant, choice.reason);
-      const missed = { kind: 'miss' as const, reason: choice.reason, matchedTokens: choice.matchedTokens };
-      return this.#takes.remember(call.id, { missed }, now, 0);
+      return this.#takes.remember(call.id, [NO_ROW, choice.reason, choice.matchedTokens], now);
     }
     const { slot, matchedTokens } = choice;
-    const claim = this.#life.claim(slot, 'claimed', call.deadlineMs, now);
+    const { row } = this.#life.claim(slot, 'claimed', { deadlineMs: call.deadlineMs, matchedTokens }, now);
     this.#counters.taken(tenant);
-    const answer = this.#answer(claim, slot, matchedTokens);
-    return this.#takes.remember(call.id, answer, now, bytesHeldBy(answer));
+    return this.#takes.remember(call.id, [row], now, bytesHeldOf(slot));
   }
 
-  #takeForReleaseNew(call: ReleaseCall, now: number): readonly TakenAnswer[] {
-    const slots: Slot[] = [];
+  #takeForReleaseNew(call: ReleaseCall, now: number): readonly number[] {
+    const claimed: { readonly slot: Slot; readonly row: number }[] = [];
     for (const state of call.queuedOnly ? (['queued'] as const) : (['queued', 'idle'] as const)) {
-      while (slots.length < call.max) {
+      while (claimed.length < call.max) {
         const slot = this.#life.table.oldest(call.instanceId, state);
         if (slot === undefined) break;
         if (this.#life.alive(slot, now) === undefined) continue;
-        this.#life.claim(slot, 'releasing', call.deadlineMs, now);
-        slots.push(slot);
+        const { row } = this.#life.claim(slot, 'releasing', { deadlineMs: call.deadlineMs, matchedTokens: 0 }, now);
+        claimed.push({ slot, row });
       }
     }
-    const answers = slots
-      .sort((a, b) => a.seq - b.seq)
-      .flatMap((slot) => (slot.claim === undefined ? [] : [this.#answer(slot.claim, slot, 0)]));
-    const bytes = answers.reduce((sum, answer) => sum + bytesHeldBy(answer), 0);
-    return this.#releases.remember(call.id, answers, now, bytes);
+    claimed.sort((a, b) => a.slot.seq - b.slot.seq);
+    const bytes = claimed.reduce((sum, { slot }) => sum + bytesHeldOf(slot), 0);
+    const rows = claimed.map(({ row }) => row);
+    return this.#releases.remember(call.id, rows, now, bytes);
   }
 
-  /** Of a slot that was claimed just now. */
-  #answer(claim: Claim, slot: Slot, matchedTokens: number): TakenAnswer {
-    return { claim, slot: this.#life.table.hold(slot), revision: slot.revision, matchedTokens };
+  #takenAt(claim: Claim, now: number): Taken {
+    const { id, deadline, revision, matchedTokens } = claim;
+    const slot = this.#life.table.held(claim.slotRow);
+    return {
+      claimId: id,
+      claimRemainingMs: Math.max(0, deadline - now),
+      entry: slot.viewAt(now, { revision, claimed: true }),
+      handle: slot.handle,
+      matchedTokens,
+    };
   }
 
   /** The time of a call, which clears some of what is due on its way. */
@@ -391,16 +414,7 @@ export class MemoryStore implements KvStore {
   }
 }
 
-function takenAt({ claim, slot, revision, matchedTokens }: TakenAnswer, now: number): Taken {
-  return {
-    claimId: claim.id,
-    claimRemainingMs: Math.max(0, claim.deadline - now),
-    entry: slot.viewAt(now, { revision, claimed: true }),
-    handle: slot.handle,
-    matchedTokens,
-  };
-}
-
-function bytesHeldBy({ slot }: TakenAnswer): number {
+/** What an answer with the handle of a slot holds. */
+function bytesHeldOf(slot: Slot): number {
   return slot.handleBytes + TAKE_ANSWER_BYTES;
 }

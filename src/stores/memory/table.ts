@@ -1,12 +1,14 @@
 import type { NewEntry, StoreKey } from '../store.ts';
 import { CellPool } from './cell-pool.ts';
-import { Families } from './families.ts';
+import type { ClaimTable } from './claims.ts';
+import { familyIdOf } from './families.ts';
 import { Heap } from './heap.ts';
 import { hashOf } from './key-hash.ts';
 import { RowIndex } from './row-index.ts';
-import { Rows } from './rows.ts';
+import { NO_ROW, Rows } from './rows.ts';
 import { Sequence } from './sequence.ts';
-import { type Claim, COLUMN, COLUMNS, isLive, Slot, type SlotSpace, type SlotState, seqOf } from './slot.ts';
+import { Shared } from './shared.ts';
+import { COLUMN, COLUMNS, isLive, Slot, type SlotSpace, type SlotState, seqOf } from './slot.ts';
 
 interface Owner {
   /** By age. */
@@ -51,11 +53,11 @@ export class SlotTable {
   #claimedBytes = 0;
   #queuedBytes = 0;
 
-  constructor(runId: string) {
+  /** @param claims where the claims on its slots lie */
+  constructor(runId: string, claims: ClaimTable) {
     const rows = new Rows(COLUMNS);
-    const claims = new Map<number, Claim>();
-    this.#space = { rows, pool: new CellPool(), families: new Families(), claims, runId };
-    this.#keys = new RowIndex(rows, COLUMN.older);
+    this.#space = { rows, pool: new CellPool(), families: new Shared(familyIdOf), claims, runId };
+    this.#keys = new RowIndex(rows, COLUMN);
     this.#idle = this.#heap(COLUMN.expiresAt, COLUMN.expiryPlace);
     this.#queued = this.#heap(COLUMN.expiresAt, COLUMN.expiryPlace);
     this.#busy = this.#heap(COLUMN.expiresAt, COLUMN.expiryPlace);
@@ -173,12 +175,13 @@ export class SlotTable {
       [COLUMN.expiresAt, expiresAt],
       [COLUMN.revision, revision],
       [COLUMN.answers, 0],
+      [COLUMN.claim, NO_ROW],
     ];
     for (const [column, value] of values) rows.set(row, column, value);
     const slot = this.#slot(row);
     slot.state = 'idle';
     this.#sequence.add(this.#lastSeq, row);
-    this.#keys.add(hash, row);
+    this.#keys.add(row);
     let of = this.#owners.get(owner.instanceId);
     if (of === undefined) {
       const byAge = () => this.#heap(COLUMN.seq, COLUMN.agePlace);
@@ -203,7 +206,7 @@ export class SlotTable {
     if (wasLive && !isLive(to)) {
       const cells = pool.cut(rows.get(slot.row, COLUMN.cells), slot.textBytes + slot.handleBytes);
       rows.set(slot.row, COLUMN.cells, cells);
-      this.#keys.delete(rows.get(slot.row, COLUMN.hash), slot.row);
+      this.#keys.delete(slot.row);
     }
     if (to !== 'dead') {
       this.#enter(slot, owner);
@@ -217,10 +220,14 @@ export class SlotTable {
   }
 
   /** Keeps what a slot tells and its handle for an answer, also when it is dead, until {@link letGo}. */
-  hold(slot: Slot): Slot {
+  hold(slot: Slot): void {
     const { rows } = this.#space;
     rows.set(slot.row, COLUMN.answers, rows.get(slot.row, COLUMN.answers) + 1);
-    return slot;
+  }
+
+  /** A slot that is held, by its row. */
+  held(row: number): Slot {
+    return this.#slot(row);
   }
 
   letGo(slot: Slot): void {

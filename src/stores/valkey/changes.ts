@@ -1,8 +1,9 @@
+import { reasonOf } from '../miss-reason.ts';
 import type { ChangeListener, ReleasableListener, StoreChange } from '../store.ts';
 import { decodeFacts } from './codec.ts';
 import type { Link } from './link.ts';
 import type { Reply } from './reply.ts';
-import { reasonOf, viewOf } from './rows.ts';
+import { viewOf } from './rows.ts';
 
 /** How often the server is asked, milliseconds; with listeners and without, when it only clears what is due. */
 const POLL_MS = 200;

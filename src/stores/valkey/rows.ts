@@ -1,4 +1,3 @@
-import { MissReason } from '../../../gen/baton/v1/kv_cache_store_pb.ts';
 import type { PackedChain } from '../../core/chain.ts';
 import type { Candidate } from '../choose-entry.ts';
 import type { EntryView, Taken } from '../store.ts';
@@ -16,15 +15,6 @@ export interface Row {
   readonly seq: number;
   readonly bytes: number;
   readonly facts: Facts;
-}
-
-const REASONS = new Map<number, MissReason>(
-  Object.values(MissReason).flatMap((value) => (typeof value === 'number' ? [[value, value]] : [])),
-);
-
-/** The reason with this number. */
-export function reasonOf(number: number): MissReason {
-  return REASONS.get(number) ?? MissReason.UNSPECIFIED;
 }
 
 /** Reads a row. */

@@ -1,7 +1,7 @@
 import type { MissReason } from '../../../gen/baton/v1/kv_cache_store_pb.ts';
+import { reasonOf } from '../miss-reason.ts';
 import type { StoreStats } from '../store.ts';
 import type { Reply } from './reply.ts';
-import { reasonOf } from './rows.ts';
 
 type Counts = Pick<StoreStats, 'entries' | 'bytes' | 'puts' | 'takes' | 'misses' | 'evictions' | 'expirations'>;
 

@@ -5,6 +5,7 @@ import { AgingMap } from '../aging-map.ts';
 import { chooseSlot } from '../choose-entry.ts';
 import { passesFilter, sizeOf } from '../entry.ts';
 import { MEMORY_BOUNDS } from '../memory/store.ts';
+import { reasonOf } from '../miss-reason.ts';
 import {
   claimNotFound,
   claimSpent,
@@ -45,7 +46,7 @@ import { Changes } from './changes.ts';
 import { encodeChain, encodeFacts, keyName, replayName } from './codec.ts';
 import { Link } from './link.ts';
 import type { Reply } from './reply.ts';
-import { type LiveRow, liveRowOf, reasonOf, rowOf, takenOf, viewOf } from './rows.ts';
+import { type LiveRow, liveRowOf, rowOf, takenOf, viewOf } from './rows.ts';
 import type { ScriptName } from './scripts.ts';
 import { readCounts, readOwners } from './stats.ts';
 
