@@ -57,6 +57,10 @@ export abstract class LazyContext implements HandlerContext {
     return this.#values;
   }
 
+  get hasEnded(): boolean {
+    return this.#ended;
+  }
+
   /** Whether the implementation has looked at the headers of its answer, and may have set some. */
   get hasAnswerHeaders(): boolean {
     return this.#responseHeader !== undefined || this.#responseTrailer !== undefined;
