@@ -82,6 +82,7 @@ export class Metrics {
   readonly #reuseTokens = this.#counter('baton_reuse_tokens_total');
   readonly #decodeHandles = this.#counter('baton_decode_handles_total');
   readonly #reuseAlarms = this.#counter('baton_reuse_alarms_total');
+  readonly #lateReads = this.#counter('baton_late_reads_total');
   readonly #releases = this.#counter('baton_releases_total');
   readonly #rebound = this.#counter('baton_rebound_total');
   readonly #notices = this.#counter('baton_lmcache_notices_total');
@@ -253,6 +254,11 @@ export class Metrics {
   /** Counts a prefill instance that must not get handles any more. */
   reuseAlarm(what: string): void {
     this.#reuseAlarms.inc({ what: this.#word('alarm', what) });
+  }
+
+  /** Counts a decode instance that may have read blocks too late. */
+  lateRead(): void {
+    this.#lateReads.inc();
   }
 
   /** Counts a release. */

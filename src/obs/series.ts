@@ -179,6 +179,12 @@ export const SERIES = [
     labels: ['what'],
   },
   {
+    name: 'baton_late_reads_total',
+    kind: 'counter',
+    help: 'Decode instances drained because they may have read blocks after the lease of the prefill instance.',
+    labels: [],
+  },
+  {
     name: 'baton_releases_total',
     kind: 'counter',
     help: "Handles given back to their decode engine by baton's own one-token requests, by how that went.",

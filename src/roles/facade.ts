@@ -25,7 +25,7 @@ import type { InstanceView } from '../services/instance-view.ts';
 import { ReportSender } from '../services/report-sender.ts';
 import { RetryBudget } from '../services/retry-budget.ts';
 import { sha256 } from '../services/sha256.ts';
-import { UnhealthyClock } from '../services/unhealthy-clock.ts';
+import { SilenceWatch } from '../services/silence-watch.ts';
 import { StartError } from './listen.ts';
 
 /** What the facade of a process is made of. */
@@ -51,7 +51,7 @@ export interface FacadeParts {
 export function buildFacadeOf(parts: FacadeParts): FastifyInstance {
   const { config, view, router, metrics, log, version, engines, engineHeaders, firstToken, storeHealth, stack } = parts;
   const now = () => performance.now();
-  const unhealthy = stack.use(new UnhealthyClock(view, now));
+  const silences = stack.use(new SilenceWatch(view, now));
   const { timeouts } = config;
   const apiKeys = readApiKeys(config);
   return buildFacade({
@@ -64,8 +64,11 @@ export function buildFacadeOf(parts: FacadeParts): FastifyInstance {
       remoteHost: config.kv.remoteHost,
       engineHeaders,
       chainOf: (tokenIds, seed) => create(TokenChainSchema, buildChain(tokenIds, seed, sha256)),
-      unhealthyForMs: (id) => unhealthy.unhealthyForMs(id),
-      noteAlive: (id) => view.notePassive(id, 'ok'),
+      silences,
+      noteAlive: (id) => {
+        silences.noteAlive(id);
+        view.notePassive(id, 'ok');
+      },
       toBatonError: (error) => batonErrorFrom(error, 'ROUTER_UNAVAILABLE'),
       retryBudget: new RetryBudget(config.retry.budgetPercent, now),
       limits: {

@@ -9,10 +9,13 @@ import { BidirectionalTrials } from '../services/bidirectional-trials.ts';
 import { Bindings } from '../services/bindings.ts';
 import { ConversationMemory } from '../services/conversation-memory.ts';
 import { HandleHabits } from '../services/handle-habits.ts';
+import { LATE_READ, longestCalmMs } from '../services/instance-record.ts';
 import type { InstanceView } from '../services/instance-view.ts';
+import { LateReads } from '../services/late-reads.ts';
 import { Reuse } from '../services/reuse.ts';
 import { ReusePlanner } from '../services/reuse-planner.ts';
 import { RouterService } from '../services/router.ts';
+import { SilenceWatch } from '../services/silence-watch.ts';
 import { TurnRecorder } from '../services/turn-recorder.ts';
 import { firstTokenConnector } from './first-token.ts';
 import { StartError } from './listen.ts';
@@ -36,6 +39,7 @@ export function buildRouter(
     limits: config.limits,
     breaker: config.breaker,
     slowStartMs: config.health.slowStartMs,
+    lateReads: buildLateReads(config.health, view, metrics, log),
     ...(config.identity.clientBound
       ? { bindings: new Bindings((place, reason) => metrics.rebound(place, reason)) }
       : {}),
@@ -62,6 +66,25 @@ export function buildRouter(
       ),
   );
   return router;
+}
+
+const LATE_READ_TEXT =
+  'a decode engine stood still while it had blocks of a prefill engine to read, past their lease; its prefix cache may hold wrong KV, so it is drained until it is restarted';
+
+function buildLateReads(health: Config['health'], view: InstanceView, metrics: Metrics, log: Logger): LateReads {
+  const now = () => performance.now();
+  return new LateReads({
+    view,
+    silences: new SilenceWatch(view, now),
+    // A silence is seen with the first health check that fails.
+    noticeMs: health.intervalMs > 0 && health.timeoutMs > 0 ? longestCalmMs(health) : 0,
+    onLate(instance) {
+      view.drain(instance, LATE_READ);
+      metrics.lateRead();
+      log.error({ instance }, LATE_READ_TEXT);
+    },
+    now,
+  });
 }
 
 const BREAKER_TEXTS = {

@@ -70,6 +70,8 @@ export interface DecodeLegOptions {
   readonly bufferBytes: number;
   /** True when the engine has failed its health checks for so long that waiting for it is hopeless. */
   readonly isHopeless: () => boolean;
+  /** True when the engine may have read its prompt's KV after that was gone; asked before anything is shown. Default never. */
+  readonly isDoubtful?: () => boolean;
   /** Told of every piece of the reply: the engine is alive, however slow its health route is. */
   readonly onProgress: () => void;
   readonly now: () => number;
@@ -219,7 +221,9 @@ class DecodeLeg {
     }
     this.#kept.push(event);
     this.#keptBytes += event.byteLength;
-    if (facts.hasContent || this.#keptBytes > this.#options.holdBytes) this.#open();
+    if (!facts.hasContent && this.#keptBytes <= this.#options.holdBytes) return true;
+    if (this.#isDoubtful()) return false;
+    this.#open();
     return true;
   }
 
@@ -236,6 +240,14 @@ class DecodeLeg {
   #capture({ promptTokenIds, tokenIds }: Pick<EventFacts, 'promptTokenIds' | 'tokenIds'>): void {
     this.#promptTokenIds ??= promptTokenIds;
     for (const id of tokenIds ?? []) this.#tokenIds.push(id);
+  }
+
+  /** Gives up a reply that nobody has seen and that may be wrong. */
+  #isDoubtful(): boolean {
+    if (this.#options.isDoubtful?.() !== true) return false;
+    this.#settle({ ...timeoutFailure(), cause: 'unhealthy' });
+    this.#control?.abort(new Error('the engine may have read too late'));
+    return true;
   }
 
   /** Shows the held head: from here on a failure can only be told in the stream. */
@@ -288,6 +300,7 @@ class DecodeLeg {
       return this.#settle({ kind: 'failed', cause, refusal });
     }
     if (reply.error !== undefined) return this.#settle(errorBeforeContent(reply.error));
+    if (this.#isDoubtful()) return;
     this.#usage = reply.usage;
     this.#kvTransferParams = reply.kvTransferParams;
     if (this.#options.captureTokens) this.#capture(reply);

@@ -29,10 +29,11 @@ import { type LegAuth, type Refusal, refusalOf } from './leg.ts';
 import { describePlan, LegBook } from './leg-book.ts';
 import { pause } from './pause.ts';
 import { outcomeName } from './plan-message.ts';
-import { isHopeless, type Prefilled, PrefillPhase, readFor, warmOf } from './prefill-phase.ts';
+import { isHopeless, mayHaveReadLate, type Prefilled, PrefillPhase, readFor, warmOf } from './prefill-phase.ts';
 import type { ReportSender } from './report-sender.ts';
 import type { RetryBudget } from './retry-budget.ts';
 import { routeFacts } from './route-facts.ts';
+import type { SilenceWatch } from './silence-watch.ts';
 import { tokenizePrompt } from './tokenize.ts';
 
 /** A scanned client request, ready to be handed over. */
@@ -85,8 +86,7 @@ export interface HandOverDeps {
   readonly remoteHost: RemoteHostRule;
   /** Headers with the credential for an instance, and whose it is. */
   readonly engineHeaders: (instanceId: string, authorization: string | undefined) => EngineHeaders;
-  /** For how long an instance has failed its health checks, milliseconds; 0 while it passes them. */
-  readonly unhealthyForMs: (instanceId: string) => number;
+  readonly silences: Pick<SilenceWatch, 'of' | 'silentForMs'>;
   /** Told whenever an instance has sent something. */
   readonly noteAlive: (instanceId: string) => void;
   /** The proof of a turn's tokens, chain `c1`. */
@@ -356,6 +356,7 @@ class HandOver {
     const timely: LegRequest = { ...request, isTooLate: () => now() > usableUntil };
     const startedAt = now();
     const lender = input?.prefilled.target ?? target;
+    const lease = input?.prefilled.lease;
     const result = await runDecodeLeg(engines, timely, this.#sink, {
       auth,
       mute: captureTokens && !facts.returnTokenIds ? MUTE_TOKENS : MUTE,
@@ -368,11 +369,12 @@ class HandOver {
       idleMs: limits.idleMs,
       holdBytes: limits.holdBytes,
       bufferBytes: limits.streamBufferBytes,
-      isHopeless: () => isHopeless(this.#deps, target.instanceId, lender),
+      isHopeless: () => isHopeless(this.#deps, target.instanceId, lender, lease),
+      isDoubtful: () => mayHaveReadLate(this.#deps, target.instanceId, lease),
       onProgress: () => noteAlive(target.instanceId),
       now,
     });
-    this.#book.noteDecode(target, result, startedAt, input?.prefilled.target.instanceId ?? '');
+    this.#book.noteDecode(target, result, startedAt, input?.prefilled.target.instanceId ?? '', lease);
     return result;
   }
 

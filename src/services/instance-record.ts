@@ -11,6 +11,7 @@ import {
 } from '../../gen/baton/v1/instance_pb.ts';
 import type { ProbeHealth, ProbePart, ProbeResult } from '../engine/probe.ts';
 import { type DescribedEngine, EngineDetails, type SentLoad } from './engine-details.ts';
+import { SignsOfLife } from './signs-of-life.ts';
 
 /** One instance as its source describes it; durations in milliseconds. */
 export interface InstanceSpec {
@@ -49,6 +50,9 @@ export interface HealthSettings {
 const FLAP_WINDOW_MS = 60_000;
 const MAX_DAMPING = 16;
 
+/** Share of a delay by which probes are spread, so that instances started together are not probed together for ever. */
+export const PROBE_JITTER = 0.1;
+
 const FIRST_RETRY_MS = 250;
 const DEFAULT_RETRY_CAP_MS = 5000;
 
@@ -62,12 +66,16 @@ export class InstanceRecord {
   #drainReason: string | undefined;
   /** Why it is GONE whatever probes say; while it still drains, a resume brings it back. */
   #left: string | undefined;
+  #leftForGood = false;
+  /** Its prefix cache cannot be trusted. */
+  #taint: Taint | undefined;
   #failures = 0;
   #fastRetries = 0;
   #lastFailure: ProbeHealth['kind'] | undefined;
   /** Connections were refused since the last good probe, so another process may answer next. */
   #refusedSinceGood = false;
   #lastPassiveOk = Number.NEGATIVE_INFINITY;
+  #signs: SignsOfLife;
   /** Losses in a row that were less than a minute apart, and the newest. */
   #losses = 0;
   #lostAt = Number.NEGATIVE_INFINITY;
@@ -87,6 +95,7 @@ export class InstanceRecord {
   constructor(spec: InstanceSpec, health: HealthSettings, generation = 1, engine?: DescribedEngine) {
     this.#spec = spec;
     this.#health = health;
+    this.#signs = this.#newSigns();
     this.#generation = generation;
     if (engine === undefined) return;
     this.#engineId = engine.engineId;
@@ -99,7 +108,7 @@ export class InstanceRecord {
 
   get state(): InstanceState {
     if (this.#left !== undefined) return InstanceState.GONE;
-    if (this.#drainReason !== undefined) return this.#up === 'down' ? InstanceState.GONE : InstanceState.DRAINING;
+    if (this.#isDraining) return this.#up === 'down' ? InstanceState.GONE : InstanceState.DRAINING;
     if (this.#up === 'unknown') return InstanceState.STARTING;
     return this.#up === 'up' ? InstanceState.READY : InstanceState.SUSPECT;
   }
@@ -107,12 +116,26 @@ export class InstanceRecord {
   /** Why it is in this state, a snake_case word. */
   get reason(): string {
     if (this.#left !== undefined) return this.#left;
-    return this.state === InstanceState.DRAINING ? (this.#drainReason ?? this.#reason) : this.#reason;
+    return this.state === InstanceState.DRAINING ? (this.outOfUse ?? this.#reason) : this.#reason;
   }
 
-  /** Why it was drained, until it is resumed. */
+  /** Why somebody drained it, until it is resumed. */
   get drainReason(): string | undefined {
     return this.#drainReason;
+  }
+
+  /** Why it gets no legs although it may be in good health. */
+  get outOfUse(): string | undefined {
+    return this.#taint === undefined ? this.#drainReason : LATE_READ;
+  }
+
+  /** What a record of the same instance has to take over. */
+  get taint(): Taint | undefined {
+    return this.#taint;
+  }
+
+  get #isDraining(): boolean {
+    return this.outOfUse !== undefined;
   }
 
   /** Whether a probe of this record ever passed, so that it may hold blocks. */
@@ -151,12 +174,13 @@ export class InstanceRecord {
   applyPassive(outcome: 'refused' | 'ok', now: number): void {
     if (outcome === 'ok') {
       this.#lastPassiveOk = now;
+      this.#signs.heard(now);
       return;
     }
     if (this.#up === 'unknown') return;
     this.#refusedSinceGood = true;
     // A draining instance is GONE only by probes: GONE means that what it holds is lost.
-    if (this.#up !== 'up' || this.#drainReason !== undefined) return;
+    if (this.#up !== 'up' || this.#isDraining) return;
     this.#lose(now);
     this.#reason = 'connection_refused';
     this.#fastRetries = 0;
@@ -177,30 +201,46 @@ export class InstanceRecord {
     this.#spec = spec;
   }
 
-  /** Stops new legs; a second call changes nothing. */
+  /** Stops new legs; a second call changes nothing, unless it says that the prefix cache cannot be trusted. */
   drain(reason: string): void {
-    if (this.#left === undefined) this.#drainReason ??= reason;
+    if (reason === LATE_READ) this.distrust({ processStartSeconds: this.#engine.processStartSeconds });
+    else if (this.#left === undefined) this.#drainReason ??= reason;
+  }
+
+  /** No leg goes to a process whose prefix cache may hold the KV of other tokens; the next process has a new cache. */
+  distrust(taint: Taint): void {
+    this.#taint ??= taint;
   }
 
   /** What it held while it drained is used or past its time: GONE until it is resumed. */
   endDrain(): void {
-    if (this.#drainReason !== undefined) this.#left ??= 'drained';
+    if (this.#isDraining) this.#left ??= 'drained';
+  }
+
+  /** For how long it has been silent by `now`, milliseconds; undefined where it is not. */
+  silentMs(now: number): number | undefined {
+    return this.#signs.lastingMs(now);
   }
 
   /** Whether it is GONE for good. */
   get hasLeft(): boolean {
-    return this.#left !== undefined && this.#drainReason === undefined;
+    return this.#leftForGood;
   }
 
   /** It is GONE for good. */
   leave(reason: string): void {
     this.#left = reason;
+    this.#leftForGood = true;
     this.#drainReason = undefined;
   }
 
-  /** Ends draining; legs come back with the next good probe. */
+  /**
+   * Ends draining; legs come back with the next good probe. Where it was drained and is not trusted either, the first call
+   * ends the drain: whoever drained it need not know of the other.
+   */
   resume(): void {
-    if (this.#drainReason === undefined) return;
+    if (!this.#isDraining || this.#leftForGood) return;
+    if (this.#drainReason === undefined) this.#taint = undefined;
     this.#drainReason = undefined;
     this.#left = undefined;
     if (this.#up === 'unknown') return;
@@ -225,6 +265,7 @@ export class InstanceRecord {
   toInstance(revision: bigint): Instance {
     const spec = this.#spec;
     const load = this.#engine.load();
+    const silence = this.#signs.toMessage();
     return create(InstanceSchema, {
       id: spec.id,
       url: spec.url,
@@ -245,6 +286,7 @@ export class InstanceRecord {
       }),
       ...(load === undefined ? {} : { load }),
       ...(spec.weight === undefined ? {} : { weight: spec.weight }),
+      ...(silence === undefined ? {} : { silence }),
       revision,
     });
   }
@@ -256,11 +298,15 @@ export class InstanceRecord {
     const otherProcess = start !== undefined && startBefore !== undefined && start !== startBefore;
     const newLife = this.#up !== 'unknown' && (otherProcess || (this.#refusedSinceGood && !sameProcess));
     if (newLife) this.#beginLife();
+    const tainted = this.#taint?.processStartSeconds;
+    if (start !== undefined && tainted !== undefined && start !== tainted) this.#trust();
+    else if (this.#taint !== undefined && tainted === undefined) this.#taint = { processStartSeconds: start };
 
     // Only a probe that was to read the details of this process may stand for them.
     const wasUp = this.#up === 'up';
     this.#recheck = newLife && wasUp && result.models === undefined;
     this.#rise(now);
+    this.#signs.heard(now);
     this.#failures = 0;
     this.#fastRetries = 0;
     this.#lastFailure = undefined;
@@ -273,6 +319,7 @@ export class InstanceRecord {
     // It served a request while the probe waited: busy, and busy is not dead.
     if (kind === 'timeout' && this.#up === 'up' && this.#lastPassiveOk >= startedAt) return;
     if (kind === 'refused' && this.#up !== 'unknown') this.#refusedSinceGood = true;
+    this.#signs.missed(now);
     this.#failures += 1;
     this.#lastFailure = kind;
     if (this.#up !== 'up' || kind !== 'timeout') this.#fastRetries += 1;
@@ -296,7 +343,7 @@ export class InstanceRecord {
     this.#passingSince ??= now;
     const { dampingMs = 0 } = this.#health;
     // One that drains gets no requests anyway, and GONE would mean that what it holds is lost.
-    const isSteady = this.#losses < 2 || this.#drainReason !== undefined;
+    const isSteady = this.#losses < 2 || this.#isDraining;
     const holdMs = isSteady ? 0 : dampingMs * Math.min(2 ** (this.#losses - 2), MAX_DAMPING);
     this.#holdMs = this.#up === 'down' ? Math.max(0, this.#passingSince + holdMs - now) : 0;
     if (this.#holdMs > 0) {
@@ -313,7 +360,34 @@ export class InstanceRecord {
     this.#engineId = '';
     this.#bidirectional = undefined;
     this.#engine.forget();
+    this.#signs = this.#newSigns();
+    this.#trust();
   }
+
+  #trust(): void {
+    if (this.#taint === undefined) return;
+    this.#taint = undefined;
+    if (!this.#leftForGood && this.#drainReason === undefined) this.#left = undefined;
+  }
+
+  #newSigns(): SignsOfLife {
+    const { intervalMs, timeoutMs } = this.#health;
+    const isWatched = intervalMs > 0 && timeoutMs > 0;
+    return new SignsOfLife(isWatched ? longestCalmMs(this.#health) : Number.POSITIVE_INFINITY);
+  }
+}
+
+/** Longest time between two signs of life of an instance in good health, milliseconds. */
+export function longestCalmMs({ intervalMs, timeoutMs }: Pick<HealthSettings, 'intervalMs' | 'timeoutMs'>): number {
+  return intervalMs * (1 + PROBE_JITTER) + timeoutMs;
+}
+
+/** The drain of an engine whose prefix cache may hold the KV of other tokens: it read blocks whose lease was over. */
+export const LATE_READ = 'late_read';
+
+/** The process that is not trusted. */
+export interface Taint {
+  readonly processStartSeconds: number | undefined;
 }
 
 /** Whether two descriptions can be of the same life: every field that both know is equal. */

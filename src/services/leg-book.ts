@@ -12,6 +12,7 @@ import {
 import type { LegTarget } from '../connectors/connector.ts';
 import { type Edits, spliceObject } from '../core/json-scan.ts';
 import { decodeKvTransferParams } from '../core/kv-transfer.ts';
+import type { Lease } from '../core/lease.ts';
 import type { LegRequest } from '../engine/client.ts';
 import type { DecodeResult, ReplyFacts } from './decode-leg.ts';
 import { toDuration } from './durations.ts';
@@ -34,6 +35,9 @@ const FAILED_ENDINGS: Readonly<Record<FailedLeg['cause'], LegEnding>> = {
   unhealthy: LegEnding.RESET,
   status: LegEnding.SERVER_ERROR,
 };
+
+/** Failures that leave open whether the engine still comes to read what its request named. */
+const UNANSWERED: ReadonlySet<FailedLeg['cause']> = new Set(['stale', 'reset', 'timeout', 'unhealthy']);
 
 const BROKEN_ENDINGS = {
   reset: LegEnding.RESET,
@@ -111,8 +115,12 @@ export class LegBook {
     this.report(false, 0, undefined);
   }
 
-  /** @param peerInstanceId the prefill instance whose handle the leg carried; empty if it carried none */
-  noteDecode(target: Target, result: DecodeResult, startedAt: number, peerInstanceId: string): void {
+  /**
+   * @param peerInstanceId the prefill instance whose handle the leg carried; empty if it carried none
+   * @param lease for how long that one keeps the blocks
+   */
+  noteDecode(target: Target, result: DecodeResult, startedAt: number, peerInstanceId: string, lease?: Lease): void {
+    const unread = lease === undefined ? {} : { unreadLease: toDuration(lease.endsAt - this.#deps.now()) };
     switch (result.kind) {
       case 'relayed':
         return this.note(Leg.DECODE, target, LegEnding.OK, startedAt, {
@@ -132,9 +140,12 @@ export class LegBook {
           peerInstanceId,
         });
       case 'gone':
-        return this.note(Leg.DECODE, target, LegEnding.ABORTED, startedAt, { peerInstanceId });
+        return this.note(Leg.DECODE, target, LegEnding.ABORTED, startedAt, { peerInstanceId, ...unread });
       case 'failed':
-        return this.noteFailure(Leg.DECODE, target, result, startedAt, { peerInstanceId });
+        return this.noteFailure(Leg.DECODE, target, result, startedAt, {
+          peerInstanceId,
+          ...(UNANSWERED.has(result.cause) ? unread : {}),
+        });
     }
   }
 
@@ -203,6 +214,7 @@ export interface NoteDetails {
   readonly contentShown?: boolean;
   readonly warm?: boolean;
   readonly peerInstanceId?: string;
+  readonly unreadLease?: LegReport['unreadLease'];
 }
 
 /** What `x-baton-plan` says: mode, why, reuse outcome and matched tokens; no ids or addresses. */

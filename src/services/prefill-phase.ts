@@ -2,11 +2,20 @@ import { Leg, LegEnding, type Plan, ReuseOutcome, type Target } from '../../gen/
 import type { HandleConnector, PrefillReading, WarmHandle } from '../connectors/connector.ts';
 import { BatonError } from '../core/errors.ts';
 import { findMember } from '../core/json-scan.ts';
+import { type Lease, leaseMayEndAt, mayReadLate } from '../core/lease.ts';
 import { readReply } from '../core/reply.ts';
 import type { ClientSink } from './client-sink.ts';
 import { toMs } from './durations.ts';
 import type { GenerateRequest, HandOverDeps } from './hand-over.ts';
-import { classifyStatus, type FailedLeg, type Refusal, refusalOf, runWholeLeg, type WholeReply } from './leg.ts';
+import {
+  classifyStatus,
+  type FailedLeg,
+  HEALTH_LOOK_MS,
+  type Refusal,
+  refusalOf,
+  runWholeLeg,
+  type WholeReply,
+} from './leg.ts';
 import { type LegBook, toLegTarget } from './leg-book.ts';
 
 /** P's offer to D, with the time after which it must not be used any more. */
@@ -16,6 +25,8 @@ export interface Prefilled {
   readonly raw: Uint8Array | undefined;
   readonly target: Target;
   readonly usableUntil: number;
+  /** For how long P keeps the blocks. */
+  readonly lease: Lease;
   /** The prompt's token ids, where P was given them. */
   readonly promptTokenIds: readonly number[];
 }
@@ -188,7 +199,9 @@ export class PrefillPhase {
     this.#book.report(false, 0, undefined);
     if (warm !== undefined) this.#warm = undefined;
     const usableUntil = reply.startedAt + usableMs(this.#deps, target);
-    return { kind: 'handle', raw, target, usableUntil, promptTokenIds: compared };
+    const ms = leaseMsOf(target);
+    const lease = { endsAt: reply.startedAt + ms, ms };
+    return { kind: 'handle', raw, target, usableUntil, lease, promptTokenIds: compared };
   }
 
   #spend(outcome: ReuseOutcome): void {
@@ -198,14 +211,29 @@ export class PrefillPhase {
 }
 
 /** Part of the lease of a prefill instance in which its handle may be used. */
-function usableMs({ limits }: HandOverDeps, { kv }: Target): number {
-  const leaseMs = toMs(kv?.lease) || DEFAULT_LEASE_MS;
+function usableMs({ limits }: HandOverDeps, target: Target): number {
+  const leaseMs = leaseMsOf(target);
   return leaseMs - Math.min(limits.leaseMarginMs, leaseMs / 3);
 }
 
-/** An instance that fails its health checks for as long as the lender keeps blocks is not waited for any more. */
-export function isHopeless(deps: HandOverDeps, instanceId: string, lender: Target): boolean {
-  return deps.unhealthyForMs(instanceId) >= usableMs(deps, lender);
+function leaseMsOf({ kv }: Target): number {
+  return toMs(kv?.lease) || DEFAULT_LEASE_MS;
+}
+
+/**
+ * An instance that is silent is not waited for any more when the lender's blocks are about to go, or when it has been silent
+ * for as long as they can be used.
+ */
+export function isHopeless(deps: HandOverDeps, instanceId: string, lender: Target, lease?: Lease): boolean {
+  const silence = deps.silences.of(instanceId);
+  if (silence === undefined || silence.until !== undefined) return false;
+  if (deps.silences.silentForMs(instanceId) >= usableMs(deps, lender)) return true;
+  return lease !== undefined && deps.now() + HEALTH_LOOK_MS >= leaseMayEndAt(lease, silence.from);
+}
+
+/** What a decode engine generates from blocks that it read too late is wrong, however well it looks. */
+export function mayHaveReadLate({ silences, now }: HandOverDeps, instanceId: string, lease?: Lease): boolean {
+  return lease !== undefined && mayReadLate(lease, silences.of(instanceId), now());
 }
 
 /** The stored handle that the plan gives to a prefill leg. */

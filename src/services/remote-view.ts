@@ -1,5 +1,5 @@
 import type { Client } from '@connectrpc/connect';
-import type { Instance } from '../../gen/baton/v1/instance_pb.ts';
+import { type Instance, InstanceState } from '../../gen/baton/v1/instance_pb.ts';
 import type { PoolRegistry } from '../../gen/baton/v1/pool_registry_pb.ts';
 import type { InstanceView } from './instance-view.ts';
 import { pause } from './pause.ts';
@@ -7,6 +7,8 @@ import { pause } from './pause.ts';
 /** Waits between attempts to watch a registry that is away, milliseconds. */
 const FIRST_RETRY_MS = 250;
 const LAST_RETRY_MS = 5000;
+/** What is told to a registry that is away is told again so often: for a minute and a half. */
+const MOST_TRIES = 20;
 
 /**
  * The pools as a registry elsewhere tells them. While it is away the last view stays, and `stale` says so: engines do
@@ -45,13 +47,35 @@ export class RemoteView implements InstanceView, AsyncDisposable {
   readonly noteBidirectional = (): void => {};
 
   readonly drain = (instanceId: string, reason: string): void => {
-    this.#client.drainInstance({ instanceId, reason }).catch(() => undefined);
+    const known = this.#byId.get(instanceId);
+    if (known !== undefined && known.state !== InstanceState.GONE) {
+      // No plan of this process may name it while the registry is still being told.
+      this.#byId.set(instanceId, { ...known, state: InstanceState.DRAINING, stateReason: reason });
+      this.#publish();
+    }
+    void this.#tellDrain(instanceId, reason);
   };
 
   async [Symbol.asyncDispose](): Promise<void> {
     this.#stop.abort();
     this.#listeners.clear();
     await this.#running;
+  }
+
+  /** Until the registry has heard it: what does harm must not come back because a call was lost. */
+  async #tellDrain(instanceId: string, reason: string): Promise<void> {
+    const { signal } = this.#stop;
+    let waitMs = FIRST_RETRY_MS;
+    for (let tries = 0; tries < MOST_TRIES && !signal.aborted && this.#byId.has(instanceId); tries += 1) {
+      try {
+        await this.#client.drainInstance({ instanceId, reason }, { signal });
+        return;
+      } catch {
+        // Away, or it does not let this process drain: that shows in its log.
+      }
+      await pause(waitMs, signal);
+      waitMs = Math.min(2 * waitMs, LAST_RETRY_MS);
+    }
   }
 
   async #watch(): Promise<void> {

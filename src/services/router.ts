@@ -26,6 +26,7 @@ import type { Bindings } from './bindings.ts';
 import { type BreakerSettings, Breakers, type ObserveBreaker } from './breakers.ts';
 import { toMs } from './durations.ts';
 import type { InstanceView } from './instance-view.ts';
+import type { LateReads } from './late-reads.ts';
 import { modeName, toPlan } from './plan-message.ts';
 import { PoolCache } from './pool-cache.ts';
 import { type QueueLimits, RequestQueue } from './request-queue.ts';
@@ -45,6 +46,8 @@ export interface RouterOptions {
   readonly breaker: BreakerSettings;
   /** Until an instance that is new, or began a new life, gets its whole share of the work, milliseconds; 0: at once. */
   readonly slowStartMs: number;
+  /** Told of every leg that is reported. */
+  readonly lateReads?: Pick<LateReads, 'note'>;
   /** Decode-to-prefill reuse; without it every plan is cold. */
   readonly reuse?: Reuse;
   /** Set where conversations keep their instances. */
@@ -283,6 +286,7 @@ export class RouterService {
 
   async reportOutcome(request: ReportOutcomeRequest): Promise<ReportOutcomeResponse> {
     for (const leg of request.legs) {
+      this.#options.lateReads?.note(leg);
       if (leg.ending === LegEnding.NOT_SENT) {
         this.#cooling.set(leg.instanceId, this.#now() + COOLING_MS);
         this.#view.notePassive(leg.instanceId, 'refused');

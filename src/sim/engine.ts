@@ -325,6 +325,7 @@ export class Engine {
     this.check(run);
     const wrong = sequence.store(reply.slots, sequence.hitTokens, blocks * this.config.blockSize, tokens);
     this.stats.pulls += 1;
+    if (reply.isLate === true) this.stats.latePulls += 1;
     this.stats.pulledTokens += tokens;
     this.stats.mismatchedTokens += wrong;
     if (wrong > 0) this.stats.mismatchedPulls += 1;

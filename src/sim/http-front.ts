@@ -70,19 +70,23 @@ export class HttpFront {
   private readonly keepAliveMs: number;
   private readonly handle: (exchange: Exchange) => Promise<void>;
   private readonly record: ((request: RecordedRequest) => void) | undefined;
+  private readonly noticeLeave: (notice: () => void) => void;
 
+  /** @param noticeLeave calls `notice` when the engine sees that a client has left */
   constructor(
     host: string,
     port: number,
     keepAliveMs: number,
     handle: (exchange: Exchange) => Promise<void>,
     record: ((request: RecordedRequest) => void) | undefined,
+    noticeLeave: (notice: () => void) => void,
   ) {
     this.host = host;
     this.port = port;
     this.keepAliveMs = keepAliveMs;
     this.handle = handle;
     this.record = record;
+    this.noticeLeave = noticeLeave;
   }
 
   get isListening(): boolean {
@@ -168,7 +172,7 @@ export class HttpFront {
     this.record?.(request);
     const left = new AbortController();
     response.on('close', () => {
-      if (!response.writableFinished) left.abort();
+      if (!response.writableFinished) this.noticeLeave(() => left.abort());
     });
     response.setHeader('x-baton-sim', '1');
     response.setHeader('server', 'uvicorn');

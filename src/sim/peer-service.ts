@@ -58,7 +58,8 @@ export class PeerService {
       stats.refusedReads += 1;
       return { error: 'expired' };
     }
-    if (pins.find(request.requestId) === undefined) {
+    const isLate = pins.find(request.requestId) === undefined;
+    if (isLate) {
       if (this.read.has(request.requestId)) stats.doubleReads += 1;
       else stats.expiredReads += 1;
     }
@@ -71,7 +72,7 @@ export class PeerService {
       slots.positions.set(pool.positions.subarray(from, from + blockSize), index * blockSize);
       slots.cells.set(pool.cells.subarray(from, from + blockSize), index * blockSize);
     });
-    return { error: null, slots };
+    return { error: null, slots, isLate };
   }
 
   private remember(requestId: string): void {

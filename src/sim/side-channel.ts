@@ -36,7 +36,14 @@ export interface PeerSlots {
 }
 
 /** A peer's answer: an error word, or the slots of a read. */
-export type PeerReply = { readonly error: string } | { readonly error: null; readonly slots: PeerSlots | null };
+export type PeerReply =
+  | { readonly error: string }
+  | {
+      readonly error: null;
+      readonly slots: PeerSlots | null;
+      /** The blocks were not kept for the reader any more; no real engine says so. */
+      readonly isLate?: boolean;
+    };
 
 function toBase64(array: Int32Array | Uint32Array): string {
   return Buffer.from(array.buffer, array.byteOffset, array.byteLength).toString('base64');
@@ -52,7 +59,7 @@ function fromBase64(value: unknown): ArrayBuffer {
 function encodeReply(reply: PeerReply): string {
   if (reply.error !== null) return JSON.stringify({ error: reply.error });
   if (reply.slots === null) return JSON.stringify({ error: null });
-  return JSON.stringify({ error: null, ...encodeSlots(reply.slots) });
+  return JSON.stringify({ error: null, isLate: reply.isLate, ...encodeSlots(reply.slots) });
 }
 
 function encodeSlots({ tokens, positions, cells }: PeerSlots): JsonObject {
@@ -78,7 +85,7 @@ function decodeReply(line: string): PeerReply {
   if (!isObject(value)) return { error: 'malformed reply' };
   if (typeof value['error'] === 'string') return { error: value['error'] };
   if (value['tokens'] === undefined) return { error: null, slots: null };
-  return { error: null, slots: decodeSlots(value) };
+  return { error: null, slots: decodeSlots(value), isLate: value['isLate'] === true };
 }
 
 function decodeRequest(line: string): PeerRequest | undefined {

@@ -79,6 +79,9 @@ function drawHex(digits: number): string {
   return randomBytes(digits / 2).toString('hex');
 }
 
+/** Milliseconds in which an engine that goes on can still read for clients that have left. */
+const LEFT_UNSEEN_MS = 50;
+
 class RunningSim implements Sim {
   readonly role: SimRole;
   readonly requests: RecordedRequest[] = [];
@@ -112,6 +115,7 @@ class RunningSim implements Sim {
             if (!request.path.startsWith('/sim/')) this.requests.push(request);
           }
         : undefined,
+      (notice) => this.noticeLeave(notice),
     );
   }
 
@@ -232,6 +236,12 @@ class RunningSim implements Sim {
     });
   }
 
+  /** A process that stood still works on what it had before it hears who has left. */
+  private noticeLeave(notice: () => void): void {
+    if (!this.config.switch.isPaused) notice();
+    else this.config.switch.run(() => realClock.setTimeout(notice, LEFT_UNSEEN_MS));
+  }
+
   private startPause(ms: number | undefined): void {
     this.config.switch.pause();
     // Not the engine's clock, which stands still.
@@ -290,7 +300,7 @@ class RunningSim implements Sim {
   }
 
   private async handle(exchange: Exchange): Promise<void> {
-    const { request, parsed, response, signal, socket } = exchange;
+    const { request, parsed, response, signal } = exchange;
     if (request.path === '/sim/state' && request.method === 'GET') {
       sendJson(response, 200, this.state());
       return;
@@ -307,7 +317,7 @@ class RunningSim implements Sim {
     const { method, leg, path, onConnection } = request;
     const fault = this.faults.match({ method, leg, path, model, remote, isReused: onConnection > 1 });
     const proceeds = fault === undefined || (await this.applyFault(exchange, fault));
-    if (!proceeds || socket.destroyed) return;
+    if (!proceeds || signal.aborted) return;
     const context: RouteContext = {
       engine: this.engine,
       config: this.config,

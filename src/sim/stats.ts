@@ -16,6 +16,8 @@ export interface EngineStats {
   /** Pulls whose blocks held other tokens than the puller's prompt. */
   mismatchedPulls: number;
   mismatchedTokens: number;
+  /** Pulls of blocks that were not kept any more, as the one who read them counts. */
+  latePulls: number;
   loadFailures: number;
   /** Reads answered after the lease or TTL ended, and after another read had freed the blocks. */
   expiredReads: number;
@@ -47,6 +49,7 @@ export function createStats(): EngineStats {
     pulledTokens: 0,
     mismatchedPulls: 0,
     mismatchedTokens: 0,
+    latePulls: 0,
     loadFailures: 0,
     expiredReads: 0,
     doubleReads: 0,

@@ -3,6 +3,7 @@ import { durationFromMs } from '@bufbuild/protobuf/wkt';
 import { expect, test } from 'vitest';
 import { KvSettingsSchema } from '../../gen/baton/v1/instance_pb.ts';
 import {
+  Leg,
   LegEnding,
   PlanMode,
   PlanRouteResponseSchema,
@@ -24,6 +25,7 @@ import type { ClientSink } from '../../src/services/client-sink.ts';
 import { type HandOverReport, handOver } from '../../src/services/hand-over.ts';
 import { ReportSender } from '../../src/services/report-sender.ts';
 import { RetryBudget } from '../../src/services/retry-budget.ts';
+import type { SilentTime } from '../../src/services/silence-watch.ts';
 import { type SimPools, startSimPools } from '../../src/sim/pools.ts';
 import type { Sim } from '../../src/sim/start-sim.ts';
 import { engine, legsOf } from './ladder-support.ts';
@@ -37,6 +39,7 @@ interface Handed extends AsyncDisposable {
   readonly reports: readonly ReportOutcomeRequest[];
   /** Moves the clock of the hand-over. */
   readonly pass: (ms: number) => void;
+  readonly now: () => number;
   readonly run: (hooks?: Hooks) => Promise<HandOverReport>;
 }
 
@@ -44,6 +47,8 @@ interface Hooks {
   readonly onReport?: (report: ReportOutcomeRequest) => void;
   readonly onHandle?: () => void;
   readonly onLeg?: (instanceId: string) => void;
+  /** The last silence of the first D, on the hand-over's clock. */
+  readonly silence?: () => SilentTime | undefined;
 }
 
 /** The hand-over itself between two engines of each kind, with a clock that the test moves. */
@@ -65,7 +70,7 @@ async function start(): Promise<Handed> {
     bufferedBytes: () => 0,
     onceDrained: () => undefined,
   };
-  const run = ({ onReport, onHandle, onLeg }: Hooks = {}) => {
+  const run = ({ onReport, onHandle, onLeg, silence }: Hooks = {}) => {
     const connector: Connector = {
       ...nixl,
       readPrefillReply(raw, context) {
@@ -92,7 +97,10 @@ async function start(): Promise<Handed> {
           onLeg?.(instanceId);
           return { headers: {}, auth: 'none' };
         },
-        unhealthyForMs: () => 0,
+        silences: {
+          of: (id) => (id === new URL(engine(pools.decode).url).host ? silence?.() : undefined),
+          silentForMs: () => 0,
+        },
         noteAlive: () => undefined,
         chainOf: () => create(TokenChainSchema),
         toBatonError: (error) => new BatonError({ reason: 'INTERNAL', message: String(error) }),
@@ -136,6 +144,7 @@ async function start(): Promise<Handed> {
     pass: (ms) => {
       offset += ms;
     },
+    now: () => performance.now() + offset,
     run,
     [Symbol.asyncDispose]: () => resources.disposeAsync(),
   };
@@ -232,4 +241,36 @@ test('the client leaves between the legs: D is not asked, the lease frees P’s 
   expect(handed.pools.decode.map((sim) => legsOf(sim).length)).toEqual([0, 0]);
   expect(engine(handed.pools.prefill).state().pins).toBe(1);
   expect(handed.reports.at(-1)).toMatchObject({ final: true });
+});
+
+/** Runs a hand-over whose first D stands still from its request on, and answers `ms` later. */
+function runStill(handed: Handed, ms: number): Promise<HandOverReport> {
+  let silence: SilentTime | undefined;
+  return handed.run({
+    // Asked when the first content is there.
+    silence: () => {
+      if (silence !== undefined) return silence;
+      const from = handed.now();
+      handed.pass(ms);
+      silence = { from, until: handed.now() };
+      return silence;
+    },
+  });
+}
+
+test('D stood still past the lease and answers: nobody sees that, another D generates', async () => {
+  await using handed = await start();
+  const report = await runStill(handed, LEASE_MS + 1000);
+  expect(report).toMatchObject({ ending: 'ok', retries: ['unhealthy'] });
+  expect(handed.pools.decode.map((sim) => legsOf(sim).length)).toEqual([1, 1]);
+  const decodes = handed.reports.flatMap(({ legs }) => legs).filter(({ leg }) => leg === Leg.DECODE);
+  expect(decodes[0]).toMatchObject({ ending: LegEnding.RESET, contentShown: false, unreadLease: { seconds: -1n } });
+  expect(decodes[1]).toMatchObject({ ending: LegEnding.OK, contentShown: true });
+});
+
+test('D stood still within the lease: its answer is the one', async () => {
+  await using handed = await start();
+  const report = await runStill(handed, LEASE_MS - 1000);
+  expect(report).toMatchObject({ ending: 'ok', retries: [] });
+  expect(handed.pools.decode.map((sim) => legsOf(sim).length)).toEqual([1, 0]);
 });

@@ -35,6 +35,8 @@ const ACTS: Readonly<Record<string, Act>> = {
   },
   stall: (_world, sim, draw) => during(sim, { kind: 'stall', ms: draw.int(500, 3000), count: 6 }, 2000),
   pause: (_world, sim, draw) => during(sim, { kind: 'pause' }, draw.int(500, 5000)),
+  // Longer than a lease: what it has not read by then it must not read.
+  freeze: (_world, sim, draw) => during(sim, { kind: 'pause' }, draw.int(9000, 15_000)),
   slow: (_world, sim, draw) => during(sim, { kind: 'slow', ms: draw.int(100, 400), count: 20 }, 2500),
   sick: (_world, sim, draw) => during(sim, { kind: 'status', status: draw.pick([500, 502, 503]), count: 6 }, 1500),
   async flap(_world, sim, draw) {
@@ -101,6 +103,16 @@ export async function disturb(world: ChaosWorld, draw: Draw, isOver: () => boole
   const guestsIn = { prefill: false, decode: false };
   while (!isOver()) {
     await wait(draw.int(200, 700));
+    for (const sim of await world.distrusted()) {
+      if (disturbed.has(sim)) continue;
+      disturbed.add(sim);
+      // The operator finds it in the log.
+      track(
+        'distrusted',
+        wait(draw.int(500, 4000)).then(() => sim.restart()),
+        () => disturbed.delete(sim),
+      );
+    }
     const role = draw.pick<PoolRole>(['prefill', 'decode']);
     if (draw.chance(0.1) && !guestsIn[role]) {
       guestsIn[role] = true;

@@ -25,7 +25,7 @@ const YAML = `
 pools:
   prefill: { kv_lease: 10s, bidirectional: on }
   decode: { decoder_ttl: 20s }
-kv: { lease_margin: 2s }
+kv: { lease_margin: 3s }
 timeouts: { store: 2s, tokenize: 5s, prefill_cold: 20s, first_content: 20s, idle: 15s, queue: 20s, drain: 5s }
 health: { interval: 500ms, timeout: 2s, failures: 2, damping: 500ms }
 breaker: { open: 1s }
@@ -104,10 +104,11 @@ export class ChaosWorld implements AsyncDisposable {
     return [...this.pools.prefill, ...this.pools.decode, this.guests.prefill, this.guests.decode];
   }
 
-  /** States of the instances by id, GONE ones left out. */
-  async states(): Promise<ReadonlyMap<string, number>> {
+  /** Engines that are out of use because their cache may be poisoned. */
+  async distrusted(): Promise<readonly Sim[]> {
     const { instances } = await this.remote.poolRegistry.listInstances({ pageSize: 100 });
-    return new Map(instances.map(({ id, state }) => [id, state]));
+    const ids = new Set(instances.filter(({ stateReason }) => stateReason === 'late_read').map(({ id }) => id));
+    return this.engines.filter((sim) => ids.has(hostOf(sim)));
   }
 
   /** Replaces the pool file as a whole. */

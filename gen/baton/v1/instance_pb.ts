@@ -12,7 +12,7 @@ import type { Message, UnknownEnum } from "@bufbuild/protobuf";
  * Describes the file baton/v1/instance.proto.
  */
 export const file_baton_v1_instance: GenFile = /*@__PURE__*/
-  fileDesc("ChdiYXRvbi92MS9pbnN0YW5jZS5wcm90bxIIYmF0b24udjEicgoLSW5jYXJuYXRpb24SIgoVcHJvY2Vzc19zdGFydF9zZWNvbmRzGAEgASgBSACIAQESEQoJZW5naW5lX2lkGAIgASgJEhIKCmdlbmVyYXRpb24YAyABKA1CGAoWX3Byb2Nlc3Nfc3RhcnRfc2Vjb25kcyKRAQoKRW5naW5lSW5mbxIMCgRraW5kGAEgASgJEg8KB3ZlcnNpb24YAiABKAkSEgoKYmxvY2tfc2l6ZRgDIAEoDRIWCg5udW1fZ3B1X2Jsb2NrcxgEIAEoDRIcChR0ZW1wbGF0ZV9maW5nZXJwcmludBgFIAEoCRIaChJkYXRhX3BhcmFsbGVsX3NpemUYBiABKA0imgEKCkt2U2V0dGluZ3MSKAoFbGVhc2UYASABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SLgoLZGVjb2Rlcl90dGwYAiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SFQoNYmlkaXJlY3Rpb25hbBgDIAEoCRIbChNsb2FkX2ZhaWx1cmVfcG9saWN5GAQgASgJInUKCU1vZGVsQ2FyZBIKCgJpZBgBIAEoCRIMCgRyb290GAIgASgJEg4KBnBhcmVudBgDIAEoCRIaCg1tYXhfbW9kZWxfbGVuGAQgASgNSACIAQESEAoIcmF3X2pzb24YBSABKAlCEAoOX21heF9tb2RlbF9sZW4iiAEKCkxvYWRTYW1wbGUSDwoHcnVubmluZxgBIAEoDRIPCgd3YWl0aW5nGAIgASgNEhgKEHdhaXRpbmdfZGVmZXJyZWQYAyABKA0SFgoOa3ZfY2FjaGVfdXNhZ2UYBCABKAESJgoDYWdlGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIvYDCghJbnN0YW5jZRIKCgJpZBgBIAEoCRILCgN1cmwYAiABKAkSHAoEcm9sZRgDIAEoDjIOLmJhdG9uLnYxLlJvbGUSEQoJY29ubmVjdG9yGAQgASgJEiMKBm1vZGVscxgFIAMoCzITLmJhdG9uLnYxLk1vZGVsQ2FyZBIUCgxtb2RlbHNfa25vd24YBiABKAgSLgoGbGFiZWxzGAcgAygLMh4uYmF0b24udjEuSW5zdGFuY2UuTGFiZWxzRW50cnkSJgoFc3RhdGUYCCABKA4yFy5iYXRvbi52MS5JbnN0YW5jZVN0YXRlEhQKDHN0YXRlX3JlYXNvbhgJIAEoCRIqCgtpbmNhcm5hdGlvbhgKIAEoCzIVLmJhdG9uLnYxLkluY2FybmF0aW9uEiQKBmVuZ2luZRgLIAEoCzIULmJhdG9uLnYxLkVuZ2luZUluZm8SIAoCa3YYDCABKAsyFC5iYXRvbi52MS5LdlNldHRpbmdzEiIKBGxvYWQYDSABKAsyFC5iYXRvbi52MS5Mb2FkU2FtcGxlEhAKCHJldmlzaW9uGA4gASgEEhMKBndlaWdodBgPIAEoAUgAiAEBGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAFCCQoHX3dlaWdodCpOCgRSb2xlEhQKEFJPTEVfVU5TUEVDSUZJRUQQABIQCgxST0xFX1BSRUZJTEwQARIPCgtST0xFX0RFQ09ERRACEg0KCVJPTEVfQk9USBADKrgBCg1JbnN0YW5jZVN0YXRlEh4KGklOU1RBTkNFX1NUQVRFX1VOU1BFQ0lGSUVEEAASGwoXSU5TVEFOQ0VfU1RBVEVfU1RBUlRJTkcQARIYChRJTlNUQU5DRV9TVEFURV9SRUFEWRACEhoKFklOU1RBTkNFX1NUQVRFX1NVU1BFQ1QQAxIbChdJTlNUQU5DRV9TVEFURV9EUkFJTklORxAEEhcKE0lOU1RBTkNFX1NUQVRFX0dPTkUQBWIGcHJvdG8z", [file_google_protobuf_duration]);
+  fileDesc("ChdiYXRvbi92MS9pbnN0YW5jZS5wcm90bxIIYmF0b24udjEicgoLSW5jYXJuYXRpb24SIgoVcHJvY2Vzc19zdGFydF9zZWNvbmRzGAEgASgBSACIAQESEQoJZW5naW5lX2lkGAIgASgJEhIKCmdlbmVyYXRpb24YAyABKA1CGAoWX3Byb2Nlc3Nfc3RhcnRfc2Vjb25kcyKRAQoKRW5naW5lSW5mbxIMCgRraW5kGAEgASgJEg8KB3ZlcnNpb24YAiABKAkSEgoKYmxvY2tfc2l6ZRgDIAEoDRIWCg5udW1fZ3B1X2Jsb2NrcxgEIAEoDRIcChR0ZW1wbGF0ZV9maW5nZXJwcmludBgFIAEoCRIaChJkYXRhX3BhcmFsbGVsX3NpemUYBiABKA0imgEKCkt2U2V0dGluZ3MSKAoFbGVhc2UYASABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SLgoLZGVjb2Rlcl90dGwYAiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SFQoNYmlkaXJlY3Rpb25hbBgDIAEoCRIbChNsb2FkX2ZhaWx1cmVfcG9saWN5GAQgASgJInUKCU1vZGVsQ2FyZBIKCgJpZBgBIAEoCRIMCgRyb290GAIgASgJEg4KBnBhcmVudBgDIAEoCRIaCg1tYXhfbW9kZWxfbGVuGAQgASgNSACIAQESEAoIcmF3X2pzb24YBSABKAlCEAoOX21heF9tb2RlbF9sZW4iiAEKCkxvYWRTYW1wbGUSDwoHcnVubmluZxgBIAEoDRIPCgd3YWl0aW5nGAIgASgNEhgKEHdhaXRpbmdfZGVmZXJyZWQYAyABKA0SFgoOa3ZfY2FjaGVfdXNhZ2UYBCABKAESJgoDYWdlGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIkMKB1NpbGVuY2USKQoGbGVuZ3RoGAEgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg0KBWVuZGVkGAIgASgIIpoECghJbnN0YW5jZRIKCgJpZBgBIAEoCRILCgN1cmwYAiABKAkSHAoEcm9sZRgDIAEoDjIOLmJhdG9uLnYxLlJvbGUSEQoJY29ubmVjdG9yGAQgASgJEiMKBm1vZGVscxgFIAMoCzITLmJhdG9uLnYxLk1vZGVsQ2FyZBIUCgxtb2RlbHNfa25vd24YBiABKAgSLgoGbGFiZWxzGAcgAygLMh4uYmF0b24udjEuSW5zdGFuY2UuTGFiZWxzRW50cnkSJgoFc3RhdGUYCCABKA4yFy5iYXRvbi52MS5JbnN0YW5jZVN0YXRlEhQKDHN0YXRlX3JlYXNvbhgJIAEoCRIqCgtpbmNhcm5hdGlvbhgKIAEoCzIVLmJhdG9uLnYxLkluY2FybmF0aW9uEiQKBmVuZ2luZRgLIAEoCzIULmJhdG9uLnYxLkVuZ2luZUluZm8SIAoCa3YYDCABKAsyFC5iYXRvbi52MS5LdlNldHRpbmdzEiIKBGxvYWQYDSABKAsyFC5iYXRvbi52MS5Mb2FkU2FtcGxlEhAKCHJldmlzaW9uGA4gASgEEhMKBndlaWdodBgPIAEoAUgAiAEBEiIKB3NpbGVuY2UYECABKAsyES5iYXRvbi52MS5TaWxlbmNlGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAFCCQoHX3dlaWdodCpOCgRSb2xlEhQKEFJPTEVfVU5TUEVDSUZJRUQQABIQCgxST0xFX1BSRUZJTEwQARIPCgtST0xFX0RFQ09ERRACEg0KCVJPTEVfQk9USBADKrgBCg1JbnN0YW5jZVN0YXRlEh4KGklOU1RBTkNFX1NUQVRFX1VOU1BFQ0lGSUVEEAASGwoXSU5TVEFOQ0VfU1RBVEVfU1RBUlRJTkcQARIYChRJTlNUQU5DRV9TVEFURV9SRUFEWRACEhoKFklOU1RBTkNFX1NUQVRFX1NVU1BFQ1QQAxIbChdJTlNUQU5DRV9TVEFURV9EUkFJTklORxAEEhcKE0lOU1RBTkNFX1NUQVRFX0dPTkUQBWIGcHJvdG8z", [file_google_protobuf_duration]);
 
 /**
  * Incarnation is one life of an instance. Two incarnations are the same life only if every field that both sides know
@@ -249,6 +249,34 @@ export const LoadSampleSchema: GenMessage<LoadSample> = /*@__PURE__*/
   messageDesc(file_baton_v1_instance, 4);
 
 /**
+ * Silence is a time in which an instance gave no sign of life: it passed no health check and sent nothing.
+ *
+ * @generated from message baton.v1.Silence
+ */
+export type Silence = Message<"baton.v1.Silence"> & {
+  /**
+   * How long it was; while it lasts, how long it had been when this was told.
+   *
+   * @generated from field: google.protobuf.Duration length = 1;
+   */
+  length?: Duration | undefined;
+
+  /**
+   * Whether it is over.
+   *
+   * @generated from field: bool ended = 2;
+   */
+  ended: boolean;
+};
+
+/**
+ * Describes the message baton.v1.Silence.
+ * Use `create(SilenceSchema)` to create a new message.
+ */
+export const SilenceSchema: GenMessage<Silence> = /*@__PURE__*/
+  messageDesc(file_baton_v1_instance, 5);
+
+/**
  * Instance is one engine server.
  *
  * @generated from message baton.v1.Instance
@@ -358,6 +386,14 @@ export type Instance = Message<"baton.v1.Instance"> & {
    * @generated from field: optional double weight = 15;
    */
   weight?: number | undefined;
+
+  /**
+   * The last time for which this life gave no sign of life although it was looked at; unset if there was none. Ignored in
+   * requests.
+   *
+   * @generated from field: baton.v1.Silence silence = 16;
+   */
+  silence?: Silence | undefined;
 };
 
 /**
@@ -365,7 +401,7 @@ export type Instance = Message<"baton.v1.Instance"> & {
  * Use `create(InstanceSchema)` to create a new message.
  */
 export const InstanceSchema: GenMessage<Instance> = /*@__PURE__*/
-  messageDesc(file_baton_v1_instance, 5);
+  messageDesc(file_baton_v1_instance, 6);
 
 /**
  * Role says which legs an instance serves.

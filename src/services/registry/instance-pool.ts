@@ -5,7 +5,7 @@ import { errorFields, type Logger } from '../../obs/log.ts';
 import { overLimit } from '../call-arguments.ts';
 import type { Clock } from '../clock.ts';
 import type { DescribedEngine } from '../engine-details.ts';
-import { type HealthSettings, InstanceRecord, type InstanceSpec } from '../instance-record.ts';
+import { type HealthSettings, InstanceRecord, type InstanceSpec, type Taint } from '../instance-record.ts';
 import type { InstanceChange } from '../instance-watch.ts';
 import { stateWord } from '../instance-words.ts';
 import { WatchHub } from '../watch-hub.ts';
@@ -54,6 +54,8 @@ export class InstancePool implements AsyncDisposable {
   readonly #removals = new Map<string, () => void>();
   /** Of ids that are not listed any more, those that left last at the end. */
   readonly #generations = new Map<string, number>();
+  /** Of processes whose prefix cache cannot be trusted, by id. */
+  readonly #taints = new Map<string, Taint>();
   readonly #listeners = new Set<() => void>();
   /** Made when it is asked for after a change. */
   #snapshot: readonly Instance[] | undefined;
@@ -133,6 +135,8 @@ export class InstancePool implements AsyncDisposable {
     this.#removals.get(spec.id)?.();
     this.#removals.delete(spec.id);
     const record = new InstanceRecord(spec, this.#health, generation, engine);
+    const taint = this.#taints.get(spec.id);
+    if (taint !== undefined) record.distrust(taint);
     const member: Member = { record, origin, orphaned: false };
     this.#members.set(spec.id, member);
     this.#byUrl.set(spec.url, member);
@@ -182,6 +186,7 @@ export class InstancePool implements AsyncDisposable {
     // A late word of an earlier life.
     if (member?.record !== record) return known ?? record.toInstance(this.revision);
     if (member.orphaned && record.state === InstanceState.GONE) record.leave(record.reason);
+    this.#keepTaint(record);
     if (known !== undefined && equals(InstanceSchema, known, record.toInstance(known.revision))) return known;
     const { instance } = this.#hub.publish((revision) => ({
       instance: record.toInstance(revision),
@@ -194,12 +199,19 @@ export class InstancePool implements AsyncDisposable {
     return instance;
   }
 
-  /** A copy whose load says how old it is; the shared message cannot, it would change with every read. */
+  /** A copy that says how old its load and how long its silence is; the shared message would change with every read. */
   withAge(instance: Instance): Instance {
     const record = this.#members.get(instance.id)?.record;
-    if (instance.load === undefined || record === undefined) return instance;
-    const age = Math.max(0, Math.round(this.#clock.now() - record.loadReadAt));
-    return { ...instance, load: { ...instance.load, age: durationFromMs(age) } };
+    if (record === undefined) return instance;
+    const now = this.#clock.now();
+    const { load, silence } = instance;
+    const silentMs = record.silentMs(now);
+    return {
+      ...instance,
+      ...(load && { load: { ...load, age: durationFromMs(Math.max(0, Math.round(now - record.loadReadAt))) } }),
+      ...(silence &&
+        silentMs !== undefined && { silence: { ...silence, length: durationFromMs(Math.round(silentMs)) } }),
+    };
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
@@ -209,6 +221,19 @@ export class InstancePool implements AsyncDisposable {
     this.#listeners.clear();
     this.#hub.close();
     await this.#prober[Symbol.asyncDispose]();
+  }
+
+  /** Whoever leaves and comes back under its id is the same process until its start time tells another. */
+  #keepTaint({ spec: { id }, taint }: InstanceRecord): void {
+    if (taint === undefined) {
+      this.#taints.delete(id);
+      return;
+    }
+    this.#taints.set(id, taint);
+    for (const oldest of this.#taints.keys()) {
+      if (this.#taints.size <= MAX_GENERATIONS) return;
+      this.#taints.delete(oldest);
+    }
   }
 
   #checkRoom(): void {

@@ -132,8 +132,10 @@ export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, In
     if (member === undefined) return;
     const { record } = member;
     const before = record.state;
-    record.applyPassive(outcome, this.#clock.now());
-    if (outcome === 'ok') return;
+    const now = this.#clock.now();
+    const wasSilent = record.silentMs(now) !== undefined;
+    record.applyPassive(outcome, now);
+    if (outcome === 'ok' && !wasSilent) return;
     this.#pool.publish(record);
     if (record.state !== before) this.#pool.probeSoon(record);
   };
@@ -173,7 +175,7 @@ export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, In
       const spec = savedSpec(record.spec);
       if (origin === REGISTERED && record.hasLeft) generations[spec.id] = generation;
       if (orphaned || record.hasLeft) continue;
-      if (record.drainReason !== undefined) drains[spec.id] = record.drainReason;
+      if (record.outOfUse !== undefined) drains[spec.id] = record.outOfUse;
       views[origin]?.push(spec);
       if (origin === REGISTERED) {
         registered.push({ spec, leaseMs: this.#leases.lengthOf(spec.id), generation, engineId });
@@ -277,7 +279,7 @@ export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, In
   async resumeInstance(request: ResumeInstanceRequest): Promise<ResumeInstanceResponse> {
     const { record } = this.#find(request.instanceId, request.incarnation);
     reasonWord(request.reason);
-    const drained = record.drainReason !== undefined;
+    const drained = record.outOfUse !== undefined;
     if (drained) record.resume();
     const instance = this.#pool.publish(record);
     if (drained) this.#pool.probeSoon(record);

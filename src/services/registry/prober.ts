@@ -2,7 +2,7 @@ import { InstanceState } from '../../../gen/baton/v1/instance_pb.ts';
 import type { Probe, ProbeResult, ProbeTarget } from '../../engine/probe.ts';
 import { errorFields, type Logger } from '../../obs/log.ts';
 import type { Clock } from '../clock.ts';
-import type { HealthSettings, InstanceRecord, InstanceSpec } from '../instance-record.ts';
+import { type HealthSettings, type InstanceRecord, type InstanceSpec, PROBE_JITTER } from '../instance-record.ts';
 
 /** What a {@link Prober} runs on. */
 export interface ProberOptions {
@@ -20,8 +20,6 @@ export interface ProberOptions {
   readonly onResult: (record: InstanceRecord) => void;
 }
 
-/** Share of a delay by which probes are spread, so that instances started together are not probed together for ever. */
-const JITTER = 0.1;
 /** Least time between two probes that requests ask for. */
 const MIN_PROBE_GAP_MS = 250;
 /** Failed probes in a row after which an engine that never answered is worth a warning. */
@@ -167,6 +165,6 @@ export class Prober implements AsyncDisposable {
       return;
     }
     const delay = record.nextDelayMs();
-    this.#schedule(runner, delay === undefined ? undefined : delay * (1 - JITTER + 2 * JITTER * random()));
+    this.#schedule(runner, delay === undefined ? undefined : delay * (1 - PROBE_JITTER + 2 * PROBE_JITTER * random()));
   }
 }

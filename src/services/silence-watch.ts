@@ -1,0 +1,79 @@
+import { type Instance, InstanceState } from '../../gen/baton/v1/instance_pb.ts';
+import { toMs } from './durations.ts';
+import type { InstanceView } from './instance-view.ts';
+
+/** A time without a sign of life, on the caller's clock, milliseconds. */
+export interface SilentTime {
+  readonly from: number;
+  /** Undefined while it lasts. */
+  readonly until?: number;
+}
+
+interface Known extends SilentTime {
+  /** What was told of it: the same words tell nothing new. */
+  readonly told: string;
+}
+
+/** Knows the last time for which each instance gave no sign of life. */
+export class SilenceWatch implements Disposable {
+  readonly #known = new Map<string, Known>();
+  readonly #now: () => number;
+  readonly #unsubscribe: () => void;
+
+  constructor(view: Pick<InstanceView, 'snapshot' | 'onChange'>, now: () => number) {
+    this.#now = now;
+    this.#unsubscribe = view.onChange(() => this.#read(view));
+    this.#read(view);
+  }
+
+  /** The last silence of this life, the one that lasts included. */
+  of(instanceId: string): SilentTime | undefined {
+    return this.#known.get(instanceId);
+  }
+
+  /** For how long it has been silent, milliseconds; 0 where it is not. */
+  silentForMs(instanceId: string): number {
+    const known = this.#known.get(instanceId);
+    return known === undefined || known.until !== undefined ? 0 : this.#now() - known.from;
+  }
+
+  /** It has sent something to this process, which others may learn later. */
+  noteAlive(instanceId: string): void {
+    const known = this.#known.get(instanceId);
+    if (known !== undefined && known.until === undefined) {
+      this.#known.set(instanceId, { ...known, until: this.#now() });
+    }
+  }
+
+  [Symbol.dispose](): void {
+    this.#unsubscribe();
+  }
+
+  #read(view: Pick<InstanceView, 'snapshot'>): void {
+    const silent = new Set<string>();
+    for (const instance of view.snapshot()) {
+      const told = wordsOf(instance);
+      if (told === undefined) continue;
+      silent.add(instance.id);
+      const known = this.#known.get(instance.id);
+      if (known?.told !== told) this.#known.set(instance.id, { ...this.#timeOf(instance, known), told });
+    }
+    if (silent.size === this.#known.size) return;
+    for (const id of this.#known.keys()) if (!silent.has(id)) this.#known.delete(id);
+  }
+
+  #timeOf({ silence }: Instance, known: Known | undefined): SilentTime {
+    const now = this.#now();
+    const from = now - toMs(silence?.length);
+    if (silence?.ended !== true) return { from };
+    const heard = known !== undefined && known.until !== undefined && known.until > from ? known.until : now;
+    return { from: known !== undefined && known.until === undefined ? known.from : from, until: heard };
+  }
+}
+
+/** A registry that tells no silence tells at least that checks fail. */
+function wordsOf({ state, silence, incarnation }: Instance): string | undefined {
+  const life = incarnation?.generation ?? 0;
+  if (silence !== undefined) return `${life} ${silence.ended} ${toMs(silence.length)}`;
+  return state === InstanceState.SUSPECT ? `${life} suspect` : undefined;
+}

@@ -1,0 +1,174 @@
+import { create } from '@bufbuild/protobuf';
+import { durationFromMs } from '@bufbuild/protobuf/wkt';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { SilenceSchema } from '../../gen/baton/v1/instance_pb.ts';
+import { Leg, LegReportSchema } from '../../gen/baton/v1/router_pb.ts';
+import { LateReads } from '../../src/services/late-reads.ts';
+import { SignsOfLife } from '../../src/services/signs-of-life.ts';
+import { SilenceWatch } from '../../src/services/silence-watch.ts';
+import { decodeOf, Pools, prefillOf } from '../support/plan-instances.ts';
+
+const LEASE_MS = 30_000;
+const NOTICE_MS = 7_500;
+
+/** One D as its registry sees it, and what a router concludes; time is moved by the test. */
+function setUp() {
+  const now = () => performance.now();
+  const signs = new SignsOfLife(NOTICE_MS);
+  const life = { generation: 1 };
+  const tell = () => {
+    const silence = signs.toMessage();
+    const incarnation = { $typeName: 'baton.v1.Incarnation' as const, engineId: '', generation: life.generation };
+    pools.set([prefillOf('p'), decodeOf('d', { incarnation, ...(silence && { silence }) })]);
+  };
+  const pools = new Pools([prefillOf('p'), decodeOf('d')]);
+  const silences = new SilenceWatch(pools, now);
+  const late: string[] = [];
+  const reads = new LateReads({ view: pools, silences, noticeMs: NOTICE_MS, onLate: (id) => late.push(id), now });
+  const heard = () => {
+    signs.heard(now());
+    tell();
+  };
+  heard();
+  return {
+    late,
+    silences,
+    heard,
+    missed: () => {
+      signs.missed(now());
+      tell();
+    },
+    restart: () => {
+      life.generation += 1;
+      tell();
+    },
+    /** A leg ended without a reply; so much of P's lease was left. */
+    unread: (leftMs: number) =>
+      reads.note(
+        create(LegReportSchema, {
+          leg: Leg.DECODE,
+          instanceId: 'd',
+          peerInstanceId: 'p',
+          unreadLease: durationFromMs(leftMs),
+        }),
+      ),
+    pass: (ms: number) => vi.advanceTimersByTime(ms),
+  };
+}
+
+beforeEach(() => void vi.useFakeTimers({ toFake: ['performance', 'setTimeout', 'clearTimeout'] }));
+afterEach(() => void vi.useRealTimers());
+
+describe('an engine that was given up', () => {
+  it('may have read late when it is silent until the lease is over', () => {
+    const { late, missed, pass, unread } = setUp();
+    pass(2000);
+    missed();
+    pass(18_000);
+    unread(10_000);
+    pass(9_900);
+    expect(late).toEqual([]);
+    pass(200);
+    expect(late).toEqual(['d']);
+    pass(100_000);
+    expect(late).toEqual(['d']);
+  });
+
+  it('has not when it is heard of before', () => {
+    const { heard, late, missed, pass, unread } = setUp();
+    missed();
+    pass(18_000);
+    unread(10_000);
+    pass(9_000);
+    heard();
+    pass(100_000);
+    expect(late).toEqual([]);
+  });
+
+  it('may have when it goes on after the lease, and the leg ends only then', () => {
+    const { heard, late, missed, pass, unread } = setUp();
+    missed();
+    pass(LEASE_MS + 1000);
+    heard();
+    unread(-1000);
+    expect(late).toEqual(['d']);
+  });
+
+  it('is looked at for as long as a silence may stay unseen', () => {
+    const { heard, late, missed, pass, unread } = setUp();
+    unread(12_000);
+    pass(NOTICE_MS);
+    missed();
+    pass(30_000);
+    expect(late).toEqual(['d']);
+    heard();
+    unread(12_000);
+    pass(NOTICE_MS + 1001);
+    heard();
+    pass(1);
+    missed();
+    pass(100_000);
+    expect(late).toEqual(['d']);
+  });
+
+  it('has not when its life ended meanwhile', () => {
+    const { late, missed, pass, restart, unread } = setUp();
+    missed();
+    pass(18_000);
+    unread(10_000);
+    restart();
+    pass(100_000);
+    expect(late).toEqual([]);
+  });
+
+  it('kept a lease with its heartbeats for half of its length after it was last heard of', () => {
+    const { heard, late, missed, pass, unread } = setUp();
+    pass(100_000);
+    heard();
+    missed();
+    pass(LEASE_MS / 2 - 100);
+    unread(0);
+    expect(late).toEqual([]);
+    pass(200);
+    expect(late).toEqual(['d']);
+  });
+});
+
+describe('silence', () => {
+  it('is one although nobody looked, where whoever looks stood still himself', () => {
+    const { heard, late, pass, silences, unread } = setUp();
+    const start = performance.now();
+    pass(40_000);
+    heard();
+    expect(silences.of('d')).toMatchObject({ from: start, until: start + 40_000 });
+    expect(silences.silentForMs('d')).toBe(0);
+    unread(-10_000);
+    expect(late).toEqual(['d']);
+  });
+
+  it('ends with what the engine sends, whoever gets it', () => {
+    const { heard, missed, pass, silences } = setUp();
+    pass(5000);
+    missed();
+    pass(1000);
+    expect(silences.silentForMs('d')).toBe(6000);
+    silences.noteAlive('d');
+    const heardAt = performance.now();
+    expect(silences.silentForMs('d')).toBe(0);
+    pass(3000);
+    heard();
+    expect(silences.of('d')?.until).toBe(heardAt);
+  });
+
+  it('of a registry that does not tell it begins when an engine is suspect', () => {
+    const pools = new Pools([decodeOf('d')]);
+    using silences = new SilenceWatch(pools, () => performance.now());
+    pools.set([decodeOf('d', { state: 3 })]);
+    vi.advanceTimersByTime(4000);
+    expect(silences.silentForMs('d')).toBe(4000);
+    pools.set([decodeOf('d')]);
+    expect(silences.of('d')).toBeUndefined();
+    pools.set([decodeOf('d', { silence: create(SilenceSchema, { length: durationFromMs(700) }) })]);
+    expect(silences.silentForMs('d')).toBe(700);
+  });
+});
