@@ -68,6 +68,7 @@ import {
   readPrompt,
   readPutPrecondition,
   readRevision,
+  readSpare,
   readTtl,
   requireName,
   type StoreCaller,
@@ -163,6 +164,7 @@ export class KvCacheStoreService implements ServiceImpl<typeof KVCacheStore>, Di
         engineBlockSize: request.engineBlockSize,
         blocks: blocksOf(handle, request.storedTokens, request.engineBlockSize),
         ttlMs,
+        ...(request.afterHit ? { afterHit: true } : {}),
       },
       ...(precondition === undefined ? {} : { precondition }),
     });
@@ -227,6 +229,7 @@ export class KvCacheStoreService implements ServiceImpl<typeof KVCacheStore>, Di
       instanceId: requireName('instance_id', request.instanceId),
       max: request.max === 0 ? DEFAULT_RELEASES : Math.min(request.max, MAX_RELEASES),
       queuedOnly: request.queuedOnly,
+      spareAfterHitMs: readSpare(request.spareAfterHit),
       deadlineMs: readClaimDeadline(request.claimDeadline),
     });
     return create(TakeForReleaseResponseSchema, { taken: taken.map(takenMessage) });

@@ -128,6 +128,11 @@ export function readClaimDeadline(deadline: Duration | undefined): number {
   return readDuration('claim_deadline', deadline, MAX_CLAIM_MS, '1 h');
 }
 
+/** Milliseconds for which entries of conversations that go on are spared. */
+export function readSpare(spare: Duration | undefined): number {
+  return spare === undefined ? 0 : readDuration('spare_after_hit', spare, MAX_TTL_MS, '24 h');
+}
+
 /** Least number of equal tokens that a take is worth. */
 export function readMinTokens(minTokens: number): number {
   return minTokens === 0 ? DEFAULT_MIN_TOKENS : minTokens;

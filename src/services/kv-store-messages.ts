@@ -33,6 +33,7 @@ export function entryMessage(view: EntryView): Entry {
     remainingTtl: durationFromMs(Math.floor(view.remainingMs)),
     age: durationFromMs(Math.floor(view.ageMs)),
     claimed: view.claimed,
+    afterHit: view.afterHit === true,
     revision: view.revision,
   });
 }

@@ -42,6 +42,8 @@ export interface NewEntry {
   readonly blocks: number;
   /** Until the blocks are gone; never renewed. */
   readonly ttlMs: number;
+  /** The turn that left it had been given a stored one: its conversation goes on. Default false. */
+  readonly afterHit?: boolean;
 }
 
 /** An entry without its handle, as it is at the moment of the call. */
@@ -128,6 +130,8 @@ export interface ReleaseCall {
   readonly max: number;
   /** Leaves live entries alone and gives only what the release queue holds. */
   readonly queuedOnly: boolean;
+  /** Entries with `afterHit` that are younger are given only where there are no others. Default 0: all are alike. */
+  readonly spareAfterHitMs?: number;
   readonly deadlineMs: number;
 }
 

@@ -60,7 +60,7 @@ describe('a snapshot', () => {
     vi.useFakeTimers({ toFake: ['Date'] });
     let now = 0;
     const first = await open(() => now);
-    await put(first.store, { handle: Uint8Array.of(9, 8, 7), compatGroup: 'group' });
+    await put(first.store, { handle: Uint8Array.of(9, 8, 7), compatGroup: 'group', afterHit: true });
     await put(first.store, { key: { conversationId: 'claimed' } });
     await put(first.store, { key: { conversationId: 'short' }, ttlMs: 20_000 });
     await put(first.store, { key: { conversationId: 'bare' }, tokens: null });
@@ -81,6 +81,7 @@ describe('a snapshot', () => {
         owner: { compatGroup: 'group' },
         claimed: false,
         hasChain: true,
+        afterHit: true,
       },
       { key: { conversationId: 'bare' }, hasChain: false },
     ]);

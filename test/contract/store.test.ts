@@ -459,6 +459,29 @@ describe.each(Object.keys(STORES))('store %s', (name) => {
       expect((await take(key('a'))).kind).toBe('taken');
     });
 
+    test('spares conversations that go on, as long as they are young and there are others', async () => {
+      const { time, put, taken, store, release, key } = await opened();
+      const named = async (spareAfterHitMs: number, max = 1) =>
+        (await release({ max, spareAfterHitMs })).map(({ entry }) => entry.key.conversationId);
+      for (const name of ['old', 'older', 'young']) {
+        await put({ ...key(name), afterHit: name !== 'older' });
+        time.now += 1000;
+      }
+      await put(key('one-turn'));
+      await put({ ...key('last'), afterHit: true });
+      // Ages: 3000, 2000, 1000, 0, 0.
+      expect(await named(3000)).toEqual(['old']);
+      expect(await named(1500)).toEqual(['older']);
+      // Given and put back it is what it was.
+      const { claimId, entry } = await taken(key('young'));
+      expect(entry.afterHit).toBe(true);
+      await store.release(claimId, ANYONE);
+      expect(await named(1001)).toEqual(['one-turn']);
+      await put(key('two-turn'));
+      expect(await named(60_000, 2)).toEqual(['young', 'two-turn']);
+      expect(await named(60_000, 2)).toEqual(['last']);
+    });
+
     test('put back waits in the queue, committed is gone', async () => {
       const { time, store, put, take, release } = await opened();
       await put();
@@ -702,7 +725,7 @@ function verbs(store: KvStore) {
     put,
     take,
     taken: async (parts: TakeParts = {}) => takenOf(await take(parts)),
-    release: (rest: { max?: number; queuedOnly?: boolean } = {}) =>
+    release: (rest: { max?: number; queuedOnly?: boolean; spareAfterHitMs?: number } = {}) =>
       store.takeForRelease({ id: callId(), instanceId: 'd', max: 1, queuedOnly: false, deadlineMs: 1000, ...rest }),
     key: (conversationId: string) => ({ key: { conversationId } }),
     storedBytes: async (parts: EntryParts) => {

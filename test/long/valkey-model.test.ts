@@ -128,6 +128,7 @@ test.each(SEEDS)('memory and valkey answer alike, seed %i', async (seed) => {
           handle: Uint8Array.of(step % 256, step >> 8),
           // Every expiry is another one, so that "next to expire" is one entry.
           ttlMs: pick([1000, 20_000, 90_000, 450_000]) + step,
+          afterHit: random() < 0.4,
         });
         const [id, derivedKey] = [callId(), random() < 0.2];
         const [index, isRight, kind] = [recent(), random() < 0.7, random()];
@@ -189,6 +190,7 @@ test.each(SEEDS)('memory and valkey answer alike, seed %i', async (seed) => {
           instanceId: pick(['d1', 'd2', 'd3']),
           max: pick([1, 2, 5]),
           queuedOnly: random() < 0.5,
+          spareAfterHitMs: pick([0, 2000, 60_000, 1_000_000]),
           deadlineMs: pick([500, 60_000]),
         };
         last = () => both('free', (side) => side.store.takeForRelease(call));

@@ -38,6 +38,7 @@ export interface EntryParts {
   readonly compatGroup?: string;
   readonly handle?: Uint8Array;
   readonly ttlMs?: number;
+  readonly afterHit?: boolean;
 }
 
 /** An entry of 200 tokens on instance d for 450 s, unless the parts say otherwise. */
@@ -60,6 +61,7 @@ export function newEntry(parts: EntryParts = {}): NewEntry {
     engineBlockSize: 16,
     blocks: Math.ceil(storedTokens / 16),
     ttlMs: parts.ttlMs ?? 450_000,
+    ...(parts.afterHit === true ? { afterHit: true } : {}),
   };
 }
 

@@ -254,6 +254,23 @@ export function testStoreOnTheWire(open: OpenWorld): void {
     expect(await missed(run)).toBe('OWNER_GONE');
   });
 
+  test('frees the blocks of conversations that go on last', async (context) => {
+    await using run = await open(context);
+    const operator = callerFor(context, run, 'operator');
+    const goesOn = (await run.client.putEntry({ ...run.putRequest(), afterHit: true })).entry;
+    expect(goesOn?.afterHit).toBe(true);
+    const other = (await run.client.putEntry(run.putRequest())).entry;
+    for (const expected of [other, goesOn]) {
+      const call = {
+        idempotencyKey: callKey(),
+        instanceId: run.names.instanceId,
+        spareAfterHit: durationFromMs(3.6e6),
+      };
+      const { taken } = await run.client.takeForRelease(call, operator);
+      expect(taken.map(({ entry }) => entry?.entryId)).toEqual([expected?.entryId]);
+    }
+  });
+
   test('lets operators alone do so', async (context) => {
     await using run = await open(context);
     const operator = callerFor(context, run, 'operator');

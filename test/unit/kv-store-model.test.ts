@@ -21,6 +21,7 @@ interface ModelEntry {
   readonly tokens: readonly number[] | null;
   readonly bytes: number;
   readonly expires: number;
+  readonly storedAt: number;
   state: State;
   claim: ModelClaim | undefined;
   reason: MissReason;
@@ -147,10 +148,14 @@ class Model {
     return { reason: known.state === 'claimed' ? MissReason.TAKEN : MissReason.TOO_SMALL, matched: 0 };
   }
 
-  forRelease(instanceId: string, max: number, queuedOnly: boolean): ModelEntry[] {
+  forRelease(instanceId: string, max: number, queuedOnly: boolean, isSpared: (entry: ModelEntry) => boolean) {
     const of = (state: State) =>
       this.entries.filter((entry) => entry.state === state && entry.entry.owner.instanceId === instanceId);
-    const chosen = [...of('queued'), ...(queuedOnly ? [] : of('idle'))].slice(0, max);
+    const idle = queuedOnly ? [] : of('idle');
+    const chosen = [...of('queued'), ...idle.filter((entry) => !isSpared(entry)), ...idle.filter(isSpared)].slice(
+      0,
+      max,
+    );
     return this.entries.filter((entry) => chosen.includes(entry));
   }
 
@@ -286,6 +291,7 @@ async function run(seed: number, steps: number) {
           handle: new Uint8Array(Uint32Array.of(lastHandle).buffer),
           // The fraction makes every expiry a different one, so that "next to expire" is one entry.
           ttlMs: pick([1000, 20_000, 90_000, 450_000]) + step / 65_536,
+          afterHit: chance(0.4),
         });
         const absent = chance(0.1);
         const condition = absent ? undefined : await preconditionOf(keyText(key));
@@ -309,6 +315,7 @@ async function run(seed: number, steps: number) {
           tokens,
           bytes: sizeOf(entry),
           expires: time.now + entry.ttlMs,
+          storedAt: time.now,
           state: 'idle',
           claim: undefined,
           reason: MissReason.UNSPECIFIED,
@@ -415,8 +422,12 @@ async function run(seed: number, steps: number) {
       5,
       async () => {
         const [instanceId, max, queuedOnly, deadlineMs] = [pick(['d1', 'd2']), pick([1, 3]), chance(0.5), 20_000];
-        const got = await store.takeForRelease({ id: callId(), instanceId, max, queuedOnly, deadlineMs });
-        const want = model.forRelease(instanceId, max, queuedOnly);
+        const spareAfterHitMs = pick([0, 1000, 30_000]);
+        const call = { id: callId(), instanceId, max, queuedOnly, spareAfterHitMs, deadlineMs };
+        const got = await store.takeForRelease(call);
+        const isSpared = ({ entry, storedAt }: ModelEntry) =>
+          entry.afterHit === true && time.now - storedAt < spareAfterHitMs;
+        const want = model.forRelease(instanceId, max, queuedOnly, isSpared);
         expect(got.map(({ entry }) => entry.entryId)).toEqual(want.map(({ id }) => id));
         for (const [index, taken] of got.entries()) {
           watchdog.given(taken);

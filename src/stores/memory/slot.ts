@@ -44,10 +44,12 @@ export const COLUMN = {
   answers: 19,
   /** Row of the open claim; -1 without one. */
   claim: 20,
+  /** 1 for one whose conversation goes on. */
+  afterHit: 21,
 } as const;
 
 /** Columns of a row. */
-export const COLUMNS = 21;
+export const COLUMNS = 22;
 
 /** Where slots lie. */
 export interface SlotSpace {
@@ -134,6 +136,10 @@ export class Slot {
     return this.#get(COLUMN.storedTokens);
   }
 
+  get afterHit(): boolean {
+    return this.#get(COLUMN.afterHit) === 1;
+  }
+
   get hasChain(): boolean {
     return this.#get(COLUMN.chainTokens) >= 0;
   }
@@ -205,6 +211,7 @@ export class Slot {
       chainTokens: this.chainTokens,
       hasChain: this.hasChain,
       claimed: as.claimed,
+      ...(this.afterHit ? { afterHit: true } : {}),
       revision: BigInt(as.revision),
       remainingMs: Math.max(0, this.expiresAt - now),
       ageMs: Math.max(0, now - this.storedAt),

@@ -288,8 +288,10 @@ export class MemoryStore implements KvStore {
     for (const slot of this.#life.table.after(0)) {
       if (slot.state !== 'idle' || slot.expiresAt <= now) continue;
       const { chain, handle } = slot;
-      const { key, owner, connector, storedTokens, engineBlockSize, blocks, remainingMs, ageMs } = slot.viewAt(now);
-      const about = { key, owner, connector, storedTokens, engineBlockSize, blocks, ttlMs: remainingMs };
+      const { key, owner, connector, storedTokens, engineBlockSize, blocks, afterHit, remainingMs, ageMs } =
+        slot.viewAt(now);
+      const goesOn = afterHit === true ? { afterHit } : {};
+      const about = { key, owner, connector, storedTokens, engineBlockSize, blocks, ttlMs: remainingMs, ...goesOn };
       yield { entry: { ...about, handle, ...(chain === undefined ? {} : { chain }) }, ageMs };
     }
   }
@@ -354,19 +356,26 @@ export class MemoryStore implements KvStore {
 
   #takeForReleaseNew(call: ReleaseCall, now: number): readonly number[] {
     const claimed: { readonly slot: Slot; readonly row: number }[] = [];
-    for (const state of call.queuedOnly ? (['queued'] as const) : (['queued', 'idle'] as const)) {
-      while (claimed.length < call.max) {
-        const slot = this.#life.table.oldest(call.instanceId, state);
-        if (slot === undefined) break;
-        if (this.#life.alive(slot, now) === undefined) continue;
-        const { row } = this.#life.claim(slot, 'releasing', { deadlineMs: call.deadlineMs, matchedTokens: 0 }, now);
-        claimed.push({ slot, row });
-      }
+    while (claimed.length < call.max) {
+      const slot = this.#nextForRelease(call, now);
+      if (slot === undefined) break;
+      if (this.#life.alive(slot, now) === undefined) continue;
+      const { row } = this.#life.claim(slot, 'releasing', { deadlineMs: call.deadlineMs, matchedTokens: 0 }, now);
+      claimed.push({ slot, row });
     }
     claimed.sort((a, b) => a.slot.seq - b.slot.seq);
     const bytes = claimed.reduce((sum, { slot }) => sum + bytesHeldOf(slot), 0);
     const rows = claimed.map(({ row }) => row);
     return this.#releases.remember(call.id, rows, now, bytes);
+  }
+
+  #nextForRelease({ instanceId, queuedOnly, spareAfterHitMs = 0 }: ReleaseCall, now: number): Slot | undefined {
+    const { table } = this.#life;
+    const queued = table.oldest(instanceId, 'queued');
+    if (queued !== undefined || queuedOnly) return queued;
+    const [idle, goingOn] = [table.oldest(instanceId, 'idle'), table.oldest(instanceId, 'goingOn')];
+    if (idle === undefined || goingOn === undefined) return idle ?? goingOn;
+    return goingOn.seq < idle.seq && now - goingOn.storedAt >= spareAfterHitMs ? goingOn : idle;
   }
 
   #takenAt(claim: Claim, now: number): Taken {

@@ -13,6 +13,8 @@ import { COLUMN, COLUMNS, isLive, Slot, type SlotSpace, type SlotState, seqOf } 
 interface Owner {
   /** By age. */
   readonly idle: Heap<number>;
+  /** The idle ones whose conversations go on. */
+  readonly goingOn: Heap<number>;
   readonly queued: Heap<number>;
   /** Of slots that are not dead. */
   slots: number;
@@ -126,8 +128,9 @@ export class SlotTable {
     for (const row of this.#sequence.after(seq)) yield this.#slot(row);
   }
 
-  oldest(instanceId: string, state: 'idle' | 'queued'): Slot | undefined {
-    return this.#first(this.#owners.get(instanceId)?.[state]);
+  /** By age; `goingOn` and `idle` are the idle ones whose conversations go on, and the others. */
+  oldest(instanceId: string, which: 'idle' | 'goingOn' | 'queued'): Slot | undefined {
+    return this.#first(this.#owners.get(instanceId)?.[which]);
   }
 
   queuedOf(instanceId: string): number {
@@ -176,6 +179,7 @@ export class SlotTable {
       [COLUMN.revision, revision],
       [COLUMN.answers, 0],
       [COLUMN.claim, NO_ROW],
+      [COLUMN.afterHit, entry.afterHit === true ? 1 : 0],
     ];
     for (const [column, value] of values) rows.set(row, column, value);
     const slot = this.#slot(row);
@@ -185,7 +189,7 @@ export class SlotTable {
     let of = this.#owners.get(owner.instanceId);
     if (of === undefined) {
       const byAge = () => this.#heap(COLUMN.seq, COLUMN.agePlace);
-      of = { idle: byAge(), queued: byAge(), slots: 0, entries: 0, pinnedBlocks: 0 };
+      of = { idle: byAge(), goingOn: byAge(), queued: byAge(), slots: 0, entries: 0, pinnedBlocks: 0 };
       this.#owners.set(owner.instanceId, of);
     }
     of.slots += 1;
@@ -275,15 +279,20 @@ export class SlotTable {
   #enter(slot: Slot, owner: Owner): void {
     const { state } = slot;
     this.#byExpiry(state).push(slot.row);
-    if (state === 'idle' || state === 'queued') owner[state].push(slot.row);
+    this.#byAge(slot, owner)?.push(slot.row);
     this.#tally(slot, owner, 1);
   }
 
   #leave(slot: Slot, owner: Owner): void {
     const { state } = slot;
     this.#byExpiry(state).remove(slot.row);
-    if (state === 'idle' || state === 'queued') owner[state].remove(slot.row);
+    this.#byAge(slot, owner)?.remove(slot.row);
     this.#tally(slot, owner, -1);
+  }
+
+  #byAge({ state, afterHit }: Slot, owner: Owner): Heap<number> | undefined {
+    if (state === 'idle') return afterHit ? owner.goingOn : owner.idle;
+    return state === 'queued' ? owner.queued : undefined;
   }
 
   #byExpiry(state: SlotState): Heap<number> {

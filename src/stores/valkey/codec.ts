@@ -35,6 +35,7 @@ export function encodeFacts({ key, owner, chain, ...entry }: NewEntry): Buffer {
     String(entry.engineBlockSize),
     String(entry.blocks),
     chain === undefined ? '' : String(chain.tokenCount),
+    entry.afterHit === true ? '1' : '',
   ]);
 }
 
@@ -61,6 +62,7 @@ export function decodeFacts(bytes: Buffer): Facts {
     blocks: Number(text(14)),
     chainTokens: chainTokens === '' ? 0 : Number(chainTokens),
     hasChain: chainTokens !== '',
+    ...(text(16) === '1' ? { afterHit: true } : {}),
   };
 }
 

@@ -13,6 +13,7 @@
  *   e:ID   entry: i fixed facts, m view, h handle, c chain, s state, r revision, l claim and its deadline, u last claim
  *   k:KEY  live entries of a key, by age           a     all entries, by age
  *   zi zq zb   idle, queued, busy entries by expiry    oi:O oq:O ob:O   the same of owner O, by age
+ *   ol:O   what oi:O leaves out: idle entries whose conversations go on
  *   oc op oe   by owner: entries, pinned blocks, live entries
  *   c:ID   claim                                   d     open claims, by deadline
  *   te:ID tk:KEY   why an entry, the newest of a key, is dead
@@ -120,17 +121,19 @@ local function memory_ms(long, short)
   return tonumber(field[2]) < 32768 and long or short
 end
 
+local function by_age(e, z) return 'o' .. (z == 'i' and e.v and 'l' or z) .. ':' .. e.o end
+
 local function move(e, to)
   local from, id, E = e.s, e.id, P .. 'e:' .. e.id
   if from ~= '' then
     local z = (from == 'i' or from == 'q') and from or 'b'
     call('ZREM', P .. 'z' .. z, id)
-    call('ZREM', P .. 'o' .. z .. ':' .. e.o, id)
+    call('ZREM', P .. by_age(e, z), id)
   end
   if to ~= 'x' then
     local z = (to == 'i' or to == 'q') and to or 'b'
     zadd('z' .. z, e.x, id)
-    zadd('o' .. z .. ':' .. e.o, e.q, id)
+    zadd(by_age(e, z), e.q, id)
   end
   if from == 'q' then call('HINCRBY', N, 'qb', -e.n) end
   if to == 'q' then call('HINCRBY', N, 'qb', e.n) end

@@ -14,7 +14,8 @@ end
 /** The steps of the store. ARGV up to 4 is the prelude's; what a script takes beyond is said at its top. */
 const BODIES = {
   // fingerprint, key, tenant, owner, bytes, blocks, handle bytes, ttl, per key, name of that limit, total bytes,
-  // tenant entries, tenant bytes, precondition ('' | absent | revision), its entry, its revision, view, handle, chain
+  // tenant entries, tenant bytes, precondition ('' | absent | revision), its entry, its revision, view, handle, chain,
+  // whether its conversation goes on
   put: `
 local fp, key, tenant, owner = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local bytes, blocks, handle_bytes, ttl = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
@@ -70,6 +71,7 @@ while tonumber(call('HGET', N, 'b') or 0) + bytes > total do
 end
 local seq = call('HINCRBY', M, 'seq', 1)
 local e = {k = key, q = seq, x = now + ttl, a = now, t = tenant, o = owner, b = bytes, p = blocks, n = handle_bytes}
+if ARGV[24] == '1' then e.v = 1 end
 local fixed = cmsgpack.pack(e)
 e.id, e.s, e.r, e.u = string.format('e-%s-%012x', run, seq), '', rev(), 0
 local E = P .. 'e:' .. e.id
@@ -150,7 +152,7 @@ local e = load(c.entry)
 if not e or not settle(e) or e.claim then return answer('done') end
 return answer('done', view(e))
 `,
-  // fingerprint, owner, most, whether only what is queued, deadline
+  // fingerprint, owner, most, whether only what is queued, deadline, how young entries of conversations that go on are spared
   free: `
 sweep(32)
 local before, reused = replayed(ARGV[5])
@@ -161,17 +163,33 @@ if before then
   return answer('freed', claims)
 end
 local taken, most = {}, tonumber(ARGV[7])
-for _, z in ipairs(ARGV[8] == '1' and {'oq'} or {'oq', 'oi'}) do
-  while #taken < most do
-    local id = call('ZRANGE', P .. z .. ':' .. ARGV[6], 0, 0)[1]
-    if not id then break end
+local function oldest(z, state)
+  local name = P .. z .. ':' .. ARGV[6]
+  while true do
+    local id = call('ZRANGE', name, 0, 0)[1]
+    if not id then return nil end
     local e = load(id)
-    if not e then call('ZREM', P .. z .. ':' .. ARGV[6], id)
+    if not e then call('ZREM', name, id)
     elseif settle(e) then
-      claim(e, 'r', tonumber(ARGV[9]), 0)
-      taken[#taken + 1] = e
+      if e.s == state then return e end
+      -- Left by a process that knew no such list.
+      call('ZREM', name, id)
     end
   end
+end
+local function next_one()
+  local queued = oldest('oq', 'q')
+  if queued or ARGV[8] == '1' then return queued end
+  local idle, going_on = oldest('oi', 'i'), oldest('ol', 'i')
+  if not idle or not going_on then return idle or going_on end
+  if going_on.q < idle.q and now - going_on.a >= tonumber(ARGV[10]) then return going_on end
+  return idle
+end
+while #taken < most do
+  local e = next_one()
+  if not e then break end
+  claim(e, 'r', tonumber(ARGV[9]), 0)
+  taken[#taken + 1] = e
 end
 table.sort(taken, function(a, b) return a.q < b.q end)
 local ids = {}
@@ -205,7 +223,7 @@ local before, reused = replayed(ARGV[5])
 if reused then return answer('reused') end
 if before then return answer('dropped', before) end
 local rows = {}
-for _, z in ipairs({'oi:', 'oq:', 'ob:'}) do
+for _, z in ipairs({'oi:', 'ol:', 'oq:', 'ob:'}) do
   for _, id in ipairs(call('ZRANGEBYSCORE', P .. z .. ARGV[6], '(' .. ARGV[7], '+inf', 'LIMIT', 0, ARGV[8])) do
     local e = load(id)
     if e then rows[#rows + 1] = e end

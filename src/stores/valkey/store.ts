@@ -133,6 +133,7 @@ export class ValkeyStore implements KvStore {
       facts,
       bufferOf(entry.handle),
       chain === undefined ? NO_BYTES : encodeChain(chain),
+      entry.afterHit === true ? 1 : 0,
     ]);
     const refusal = putRefusal(reply, call);
     if (refusal !== undefined) throw refusal;
@@ -221,6 +222,7 @@ export class ValkeyStore implements KvStore {
       call.max,
       call.queuedOnly ? 1 : 0,
       Math.ceil(call.deadlineMs),
+      Math.ceil(call.spareAfterHitMs ?? 0),
     ]);
     if (reply.text(0) === 'reused') throw idempotencyKeyReused(call.id.key);
     const now = reply.number(1);
