@@ -2,6 +2,7 @@ import process from 'node:process';
 import type { StopSignal } from './cli/run.ts';
 import type { Config } from './config/config.ts';
 import type { Logger } from './obs/log.ts';
+import type { ReloadSource } from './roles/reload.ts';
 import type { Running } from './roles.ts';
 
 const SIGNALS = { SIGINT: 130, SIGTERM: 143 } as const;
@@ -21,9 +22,9 @@ function stopRequested(): Promise<StopSignal> {
 }
 
 // Loaded only when it is needed: help and check-config answer without opening the servers' libraries.
-async function start(config: Config, log: Logger): Promise<Running> {
+async function start(config: Config, log: Logger, reload: ReloadSource): Promise<Running> {
   const { startBaton } = await import('./roles.ts');
-  return startBaton(config, { log });
+  return startBaton(config, { log, reload });
 }
 
 /** Reads to the first line end, so that a key can be typed. */
@@ -50,8 +51,9 @@ function signalGroup(group: number, signal: NodeJS.Signals | 0): boolean {
 // A signal during the start counts as well, so nothing is loaded before this.
 const stopping = stopRequested();
 
-// A closed terminal or a habit of reloading must not cut every request; settings are read at start only.
-process.on('SIGHUP', () => process.stderr.write('baton: SIGHUP is ignored; restart to read the settings again\n'));
+// A closed terminal must not cut every request, nor must a reload that comes early.
+let hangUp: () => void = () => process.stderr.write('baton: SIGHUP changes nothing here: no settings are read again\n');
+process.on('SIGHUP', () => hangUp());
 
 // A reader that has left (baton help | head) is no reason to crash.
 process.stdout.on('error', () => {});
@@ -72,4 +74,7 @@ process.exitCode = await runCli({
   start,
   signalGroup,
   stopRequested: () => stopping,
+  onHangUp: (listener) => {
+    hangUp = listener;
+  },
 });

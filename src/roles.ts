@@ -2,6 +2,7 @@ import { PoolRegistry } from '../gen/baton/v1/pool_registry_pb.ts';
 import { Router } from '../gen/baton/v1/router_pb.ts';
 import type { Config } from './config/config.ts';
 import { remoteSources } from './config/discovery.ts';
+import { derive, follow, Settings } from './config/settings.ts';
 import { readVersion } from './config/version.ts';
 import { CONNECTORS } from './connectors/index.ts';
 import { EngineClient } from './engine/client.ts';
@@ -15,6 +16,7 @@ import { drain, listen } from './roles/listen.ts';
 import { createPeers } from './roles/peers.ts';
 import { buildRegistry, firstLook, registryElsewhere, startSims, watchPools, watchRemote } from './roles/pools.ts';
 import { keepRegistryState } from './roles/registry-state.ts';
+import { type ReloadCause, Reloader, type ReloadSource } from './roles/reload.ts';
 import { buildRouter } from './roles/router.ts';
 import { openRpc, watchCallers } from './roles/rpc-port.ts';
 import { startSources } from './roles/sources.ts';
@@ -28,8 +30,10 @@ import type { InstanceView } from './services/instance-view.ts';
 import { OwnerWatch } from './services/owner-watch.ts';
 import { pause } from './services/pause.ts';
 import { DrainEnd } from './services/registry/drain-end.ts';
+import type { PoolRegistryService } from './services/registry/pool-registry.ts';
 import { relayRegistry } from './services/registry-relay.ts';
 import { ReleaseWorker } from './services/release-worker.ts';
+import type { RouterService } from './services/router.ts';
 
 /** A running process: what it listens on, and how to end it. */
 export interface Running {
@@ -47,11 +51,15 @@ export interface Running {
    * first for `timeouts.drain_settle` that it is not ready, and serves on meanwhile.
    */
   stop(options?: { readonly settle?: boolean }): Promise<void>;
+  /** Reads the settings again and goes by them as far as it can; the log says what became of them. */
+  reload(cause: ReloadCause): void;
 }
 
 /** What a caller may put in instead of the process's own. */
 export interface StartOptions {
   readonly log?: Logger;
+  /** Where `config` is from, so that it can be read again. */
+  readonly reload?: ReloadSource;
 }
 
 /** Starts the roles of `config` in this process; everything is closed again when one of them cannot start. */
@@ -60,22 +68,25 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   const log = options.log ?? createLogger({ level: config.log.level, format: config.log.format });
   const version = readVersion();
   const metrics = new Metrics({ version });
+  const settings = new Settings(config);
+  const reloader = new Reloader({ source: options.reload, settings, metrics, log });
   const has = (role: Config['roles'][number]) => config.roles.includes(role);
   const connector = has('facade') ? firstTokenConnector(config) : undefined;
   const notices = connector === undefined ? undefined : await openNotices(config, metrics, stack);
   const connectTo = createPeers(config.rpcClient, log, stack);
-  const instances = config.sim === undefined ? config.instances : await startSims(config, stack, log, notices?.address);
+  const sims = config.sim === undefined ? undefined : await startSims(config, stack, log, notices?.address);
   const onFault = ({ method, error }: { readonly method: string; readonly error: unknown }) =>
     log.error({ method, ...errorFields(error) }, 'call failed');
 
-  const registry = has('registry') ? buildRegistry(config, metrics, log) : undefined;
+  const registry = has('registry') ? buildRegistry(settings, metrics, log) : undefined;
   if (registry !== undefined) {
     stack.use(registry);
     registry.start();
     if (config.registry.stateFile !== undefined) {
-      await keepRegistryState(registry, config.registry.stateFile, remoteSources(config.discovery), log, stack);
+      const keptViews = () => remoteSources(settings.current.discovery);
+      await keepRegistryState(registry, config.registry.stateFile, keptViews, log, stack);
     }
-    await startSources(registry, { config, instances, connectors: Object.keys(CONNECTORS) }, log, stack);
+    await startSources({ registry, settings, sims, connectors: Object.keys(CONNECTORS), log }, stack);
     await firstLook(registry);
   }
   // A store alone serves whoever calls it and looks at no engine.
@@ -95,7 +106,7 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   if (registry !== undefined) {
     stack.use(new DrainEnd({ registry, clock: SYSTEM_CLOCK, ...(store === undefined ? {} : { store }) }));
   }
-  const routerService = has('router') ? buildRouter(config, view, store, metrics, log) : undefined;
+  const routerService = has('router') ? buildRouter(settings, view, store, metrics, log) : undefined;
   const poolRegistry = registry ?? (has('router') ? relayRegistry(registryElsewhere(config, connectTo)) : undefined);
   const services: RpcServices = {
     ...(routerService === undefined ? {} : { router: routerService }),
@@ -108,21 +119,21 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   if (notices?.address !== undefined) addresses.notices = notices.address;
   // A facade alone serves no RPC: its port would only stand in another role's way.
   if ((config.rpc.port !== 'off' || config.rpc.socket !== undefined) && Object.keys(services).length > 0) {
-    Object.assign(addresses, await openRpc({ config, services, callerOf, onFault, log, stack }));
+    Object.assign(addresses, await openRpc({ settings, services, callerOf, onFault, log, stack }));
     if (routerService !== undefined) stack.defer(() => routerService.stopWaiting());
   }
   if (config.admin.port !== 'off') {
+    const gate = { callerOf, hasTokens: config.rpc.tokensFile !== undefined };
     const workers =
       poolRegistry === undefined
         ? undefined
         : {
+            ...gate,
             registry: createDirectClient(PoolRegistry, poolRegistry, onFault),
-            callerOf,
-            hasTokens: config.rpc.tokensFile !== undefined,
             toBatonError: (error: unknown) => batonErrorFrom(error, 'ROUTER_UNAVAILABLE'),
             connector: config.kvConnector,
           };
-    const admin = buildAdmin(metrics, workers);
+    const admin = buildAdmin(metrics, { ...gate, reload: () => reloader.reload('request') }, workers);
     addresses.admin = await listen(admin, config.admin.host, config.admin.port, '--admin-port', log);
     // What is asked there takes no time; a peer that is half-way through its question may take for ever.
     stack.defer(() => drain(admin, new Set(), ADMIN_DRAIN_MS));
@@ -132,18 +143,22 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
       routerService === undefined
         ? connectTo(config.routerUrl).router
         : createDirectClient(Router, routerService, onFault);
-    const engines = stack.use(new EngineClient(config.timeouts));
-    const configured = new Map(instances.map((instance) => [instance.id, instance]));
-    const engineHeaders = engineHeadersOf(config, (id) => registry?.specOf(id) ?? configured.get(id));
+    const engines = stack.use(new EngineClient(follow(() => settings.current.timeouts)));
+    const configured = derive(
+      settings,
+      ({ instances }) => instances,
+      (instances) => new Map(instances.map((instance) => [instance.id, instance])),
+    );
+    const engineHeaders = engineHeadersOf(settings, (id) => registry?.specOf(id) ?? configured().get(id));
     const storeHealth = localStore === undefined ? undefined : () => localStore.health();
     const firstToken =
       connector === undefined || notices === undefined
         ? undefined
-        : buildFirstToken({ config, connector, instances, notices, engines, engineHeaders, metrics, stack });
+        : buildFirstToken({ settings, connector, sims: sims ?? [], notices, engines, engineHeaders, metrics, stack });
     const replies = new Set<ReplySink>();
     const parts = {
       replies,
-      config,
+      settings,
       view,
       router,
       metrics,
@@ -160,7 +175,7 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
     };
     const facade = buildFacadeOf(parts);
     if (store !== undefined) {
-      const { remoteHost } = config.kv;
+      const remoteHost = () => settings.current.kv.remoteHost;
       const observe = (result: string) => metrics.released(result);
       const releases = stack.use(
         new ReleaseWorker({
@@ -176,23 +191,51 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
       if (localStore !== undefined) stack.defer(localStore.service.onReleasable(() => releases.wake()));
     }
     addresses.facade = await listen(facade, config.facade.host, config.facade.port, '--port', log);
-    stack.defer(() => drain(facade, replies, config.timeouts.drainMs));
+    stack.defer(() => drain(facade, replies, settings.current.timeouts.drainMs));
   }
   if (has('router') && store !== undefined && config.reuse.guard !== 'exact')
     warnUnsafe(config.reuse.guard, log, stack);
+  followAtOnce(settings, { log, registry, router: routerService });
+  stack.use(reloader).start();
   const resources = stack.move();
   log.info({ ...addresses, roles: config.roles, version }, 'baton is up');
   return {
     addresses,
     async stop({ settle = false } = {}) {
       stopping = true;
-      const settleMs = settle && has('facade') ? config.timeouts.drainSettleMs : 0;
+      const settleMs = settle && has('facade') ? settings.current.timeouts.drainSettleMs : 0;
       log.info(settleMs > 0 ? { settleMs } : {}, 'stopping');
       if (settleMs > 0) await pause(settleMs);
       await resources.disposeAsync();
       log.info('stopped');
     },
+    reload: (cause) => void reloader.reload(cause),
   };
+}
+
+/** What does not wait until it is used again: the level of the log, the pace of the probes, and who waits for room. */
+function followAtOnce(
+  settings: Settings,
+  {
+    log,
+    registry,
+    router,
+  }: {
+    readonly log: Logger;
+    readonly registry: PoolRegistryService | undefined;
+    readonly router: RouterService | undefined;
+  },
+): void {
+  const pace = derive(
+    settings,
+    ({ health }) => health,
+    () => registry?.repace(),
+  );
+  settings.onChange(() => {
+    log.setLevel(settings.current.log.level);
+    pace();
+    router?.tryWaiting();
+  });
 }
 
 const ADMIN_DRAIN_MS = 1_000;

@@ -1,12 +1,13 @@
 import type { Config } from '../config/config.ts';
 import type { RawFlags } from '../config/flag-layers.ts';
-import { loadConfigFile, readText } from '../config/load.ts';
+import { configFile, loadConfigFile, readText } from '../config/load.ts';
 import { loadConfig } from '../config/load-config.ts';
 import { formatProblem, type Problem } from '../config/problem.ts';
 import { CONNECTORS } from '../connectors/index.ts';
 import type { LaunchFlagValues } from '../launch/flags.ts';
 import { createLogger, errorFields, type Logger } from '../obs/log.ts';
 import { POLICIES } from '../policies/index.ts';
+import type { ReloadSource } from '../roles/reload.ts';
 import type { Running } from '../roles.ts';
 import type { SimOptions } from '../sim/options.ts';
 import { STORES } from '../stores/index.ts';
@@ -34,7 +35,9 @@ export interface CliHost {
   out(text: string): void;
   err(text: string): void;
   /** Starts baton; rejects when it cannot, with a message that names the flag. */
-  start(config: Config, log: Logger): Promise<Running>;
+  start(config: Config, log: Logger, reload: ReloadSource): Promise<Running>;
+  /** Calls `listener` at each SIGHUP from now on. */
+  onHangUp(listener: () => void): void;
   /** Signals a whole process group; false when there is none. 0 only asks. */
   signalGroup(group: number, signal: NodeJS.Signals | 0): boolean;
   /** Resolves at the first request to stop. */
@@ -104,20 +107,24 @@ function refuse(host: CliHost, problems: readonly Problem[]): number {
 }
 
 async function serve(host: CliHost, flags: RawFlags): Promise<number> {
-  const loaded = loadConfigFile({ flags, env: host.env, known: KNOWN, terminal: host.terminal });
+  const input = { flags, env: host.env, known: KNOWN, terminal: host.terminal };
+  const load = () => loadConfigFile(input);
+  const loaded = load();
   if (loaded.kind === 'error') return refuse(host, loaded.problems);
   const { config, warnings } = loaded;
+  const file = configFile(input);
   const log = createLogger({ ...config.log, color: host.terminal, destination: { write: (line) => host.err(line) } });
   for (const warning of warnings) log.warn(formatProblem(warning));
   let running: Running;
   try {
-    running = await host.start(config, log);
+    running = await host.start(config, log, { running: loaded, load, ...(file === undefined ? {} : { file }) });
   } catch (error) {
     log.debug(errorFields(error), 'start failed');
     host.err(`baton: ${error instanceof Error ? error.message : String(error)}\n`);
     return FAILED;
   }
   const { facade } = running.addresses;
+  host.onHangUp(() => running.reload('SIGHUP'));
   if (config.sim !== undefined && facade !== undefined && facade !== 'off') host.out(simHint(facade));
   // Whoever stops it by hand does not wait for a load balancer.
   await running.stop({ settle: (await host.stopRequested()) === 'SIGTERM' });

@@ -3,7 +3,7 @@ import type { BuildInput, Built, Sink } from './build-input.ts';
 import { checkTogether } from './check-together.ts';
 import type { Config, InstanceConfig, InstanceRole } from './config.ts';
 import type { DiscoveryConfig, InstanceDefaults } from './discovery.ts';
-import { buildInstances, poolDefaults } from './instances.ts';
+import { buildInstances, placeOfInstance, poolDefaults } from './instances.ts';
 import { buildReceivers, type LmcacheConfig } from './lmcache.ts';
 import { connectorKey, resolveName, wordKey } from './names.ts';
 import type { FileConfig } from './schema.ts';
@@ -14,13 +14,8 @@ export function buildConfig(input: BuildInput): Built {
   const sink: Sink = { problems: [], warnings: [] };
   const { file, engines, locate } = input;
   const openaiApiKey = readSecret(input.env, 'OPENAI_API_KEY', sink);
-  const kvConnector = resolveName(
-    file.kv_connector,
-    input.known.connectors,
-    connectorKey,
-    locate(['kv_connector']),
-    sink,
-  );
+  const at = (path: readonly string[]) => ({ where: locate(path), path });
+  const kvConnector = resolveName(file.kv_connector, input.known.connectors, connectorKey, at(['kv_connector']), sink);
   const instanceDefaults = readPools(input, kvConnector, sink);
   const instances = engines.sim === undefined ? readInstances(input, instanceDefaults, sink) : [];
   const config: Config = {
@@ -42,7 +37,7 @@ export function buildConfig(input: BuildInput): Built {
     rpcClient: readRpcClient(input, sink),
     admin: file.admin,
     store: {
-      backend: resolveName(file.store.backend, input.known.stores, wordKey, locate(['store', 'backend']), sink),
+      backend: resolveName(file.store.backend, input.known.stores, wordKey, at(['store', 'backend']), sink),
       ...(file.store.snapshot_file === undefined ? {} : { snapshotFile: file.store.snapshot_file }),
       maxBytes: file.store.max_bytes,
       tenantEntries: file.store.tenant_entries,
@@ -50,10 +45,7 @@ export function buildConfig(input: BuildInput): Built {
       ...readValkey(input, sink),
     },
     kvConnector,
-    policy: {
-      prefill: resolveName(file.policy.prefill, input.known.policies, wordKey, locate(['policy', 'prefill']), sink),
-      decode: resolveName(file.policy.decode, input.known.policies, wordKey, locate(['policy', 'decode']), sink),
-    },
+    policy: readPolicy(input, sink),
     policies: {
       consistentHash: { loadFactor: file.policies.consistent_hash.load_factor },
       cacheAware: {
@@ -118,6 +110,18 @@ export function buildConfig(input: BuildInput): Built {
   return { config, ...sink };
 }
 
+function readPolicy({ file, known, locate }: BuildInput, sink: Sink): Config['policy'] {
+  const read = (role: 'prefill' | 'decode', path: readonly string[] = ['policy', role]) => {
+    const place = { where: locate(['policy', role]), path };
+    return resolveName(file.policy[role], known.policies, wordKey, place, sink);
+  };
+  // One word for both is one mistake.
+  const isOne =
+    file.policy.prefill === file.policy.decode && locate(['policy', 'prefill']) === locate(['policy', 'decode']);
+  const prefill = read('prefill', isOne ? ['policy'] : undefined);
+  return { prefill, decode: isOne ? prefill : read('decode') };
+}
+
 function readSecret(env: BuildInput['env'], name: string, sink: Sink): string | undefined {
   const raw = env[name]?.trim();
   if (raw === undefined || raw === '') return undefined;
@@ -179,11 +183,11 @@ function readIdentity(input: BuildInput, sink: Sink): Config['identity'] {
 function readPools({ file, known, locate }: BuildInput, kvConnector: string, sink: Sink): InstanceDefaults {
   const of = (role: InstanceRole) => {
     const pool = file.pools[role];
-    const where = locate(['pools', role, 'connector']);
+    const path = ['pools', role, 'connector'];
     const connector =
       pool.connector === undefined
         ? kvConnector
-        : resolveName(pool.connector, known.connectors, connectorKey, where, sink);
+        : resolveName(pool.connector, known.connectors, connectorKey, { where: locate(path), path }, sink);
     return poolDefaults(pool, connector);
   };
   return { prefill: of('prefill'), decode: of('decode'), both: of('both') };
@@ -195,7 +199,7 @@ function readInstances(input: BuildInput, defaults: InstanceDefaults, sink: Sink
     if (i < input.fileInstances && item.role !== 'both' && engines.replaces.includes(item.role)) return [];
     // The example's engines are for a pool that would be empty, and only the registry keeps the pool.
     if (!file.roles.includes('registry') && engines.engines[i - input.fileInstances]?.isDefault === true) return [];
-    return [{ item, where: locate(['instances', i]), connectorAt: locate(['instances', i, 'connector']) }];
+    return [{ item, ...placeOfInstance(i, locate) }];
   });
   return buildInstances(items, defaults, input.known.connectors, sink);
 }

@@ -6,6 +6,8 @@ export interface FieldDoc {
   readonly about: string;
   /** The default as it would be written in the file. */
   readonly fallback: string;
+  /** A change of it counts without a restart. */
+  readonly live: boolean;
 }
 
 /** A key that is read by `parse`. */
@@ -20,7 +22,10 @@ export function reader<T>(parse: ValueParser<T>) {
 
 /** A key with a default, which is written as in the file and read by the same parser. */
 export function field<T>(parse: ValueParser<T>, fallback: unknown, about: string) {
-  const doc: FieldDoc = { about, fallback: typeof fallback === 'string' ? fallback : JSON.stringify(fallback) };
+  const doc: Omit<FieldDoc, 'live'> = {
+    about,
+    fallback: typeof fallback === 'string' ? fallback : JSON.stringify(fallback),
+  };
   return reader(parse)
     .prefault(fallback)
     .meta({ ...doc });
@@ -28,7 +33,7 @@ export function field<T>(parse: ValueParser<T>, fallback: unknown, about: string
 
 /** A key that may be absent; `fallback` says in words what holds then. */
 export function optional<T>(parse: ValueParser<T>, fallback: string, about: string) {
-  const doc: FieldDoc = { about, fallback };
+  const doc: Omit<FieldDoc, 'live'> = { about, fallback };
   return reader(parse)
     .optional()
     .meta({ ...doc });
@@ -37,4 +42,9 @@ export function optional<T>(parse: ValueParser<T>, fallback: string, about: stri
 /** A group of keys; one whose keys are all commented out reads as null in YAML. */
 export function section<T extends z.core.$ZodLooseShape>(shape: T) {
   return z.preprocess((raw) => raw ?? {}, z.strictObject(shape));
+}
+
+/** A key, or a group of keys, whose change counts without a restart: whoever uses it reads it at that moment. */
+export function live<T extends z.ZodType>(keys: T): T {
+  return keys.meta({ ...keys.meta(), live: true });
 }

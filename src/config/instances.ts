@@ -1,6 +1,6 @@
 import type { InstanceConfig, InstanceRole } from './config.ts';
 import type { InstanceDefaults } from './discovery.ts';
-import { connectorKey, resolveName } from './names.ts';
+import { connectorKey, type NamePlace, resolveName } from './names.ts';
 import type { Problem } from './problem.ts';
 import type { FileInstance, FilePool } from './schema.ts';
 
@@ -13,8 +13,16 @@ interface Sink {
 export interface InstanceItem {
   readonly item: FileInstance;
   readonly where: string;
-  /** Where its connector is written. */
-  readonly connectorAt: string;
+  readonly connectorAt: NamePlace;
+}
+
+/** Where the entry of a number is written. */
+export function placeOfInstance(
+  i: number,
+  locate: (path: readonly PropertyKey[]) => string,
+): Omit<InstanceItem, 'item'> {
+  const connector = ['instances', i, 'connector'];
+  return { where: locate(['instances', i]), connectorAt: { where: locate(connector), path: connector } };
 }
 
 /** What the instances of a pool have, unless they say otherwise; `connector` is a known name. */

@@ -1,15 +1,14 @@
 import type { z } from 'zod';
 import { buildConfig } from './build-config.ts';
-import type { Known } from './build-input.ts';
+import type { Built, Known } from './build-input.ts';
 import type { Config } from './config.ts';
-import { chooseEngines } from './engines.ts';
+import { chooseEngines, type EngineChoice } from './engines.ts';
 import { envLayer, flagLayer, type Layer, type RawFlags } from './flag-layers.ts';
 import { FLAGS } from './flags.ts';
-import { mergeLayers } from './merge.ts';
+import { describeIssue } from './issues.ts';
+import { type Merged, mergeLayers, withoutBad } from './merge.ts';
 import type { Problem } from './problem.ts';
-import { describeKeys, fileSchema, knownKeys } from './schema.ts';
-import { suggest } from './suggest.ts';
-import { show } from './values.ts';
+import { type FileConfig, fileSchema } from './schema.ts';
 import { isRecord, parseYamlSource, type YamlSource } from './yaml-source.ts';
 
 /** Everything that the settings are made from. */
@@ -25,40 +24,81 @@ export interface LoadInput {
   readonly terminal: boolean;
 }
 
+/** Settings without a mistake. */
+export interface Loaded {
+  readonly kind: 'ok';
+  readonly config: Config;
+  readonly warnings: readonly Problem[];
+  /** What they were made from. */
+  readonly input: LoadInput;
+  readonly source: YamlSource;
+  /** All keys as they are in force, whichever layer they are from. */
+  readonly keys: FileConfig;
+}
+
 /** The settings, or every mistake that was found. */
-export type LoadResult =
-  | { readonly kind: 'ok'; readonly config: Config; readonly warnings: readonly Problem[] }
-  | { readonly kind: 'error'; readonly problems: readonly Problem[] };
+export type LoadResult = Loaded | { readonly kind: 'error'; readonly problems: readonly Problem[] };
 
 /** Merges flags over `BATON_*` variables over the file over defaults, and checks the whole. */
 export function loadConfig(input: LoadInput): LoadResult {
   const yaml = parseYamlSource(input.fileText ?? '', input.fileName ?? 'baton.yaml');
-  if (yaml.kind === 'error') return yaml;
+  return yaml.kind === 'error' ? yaml : loadSource(yaml.source, input);
+}
+
+/** The same, of a file that is read already. */
+export function loadSource(source: YamlSource, input: LoadInput): LoadResult {
   const flags = flagLayer(input.flags);
-  const env = envLayer(input.env);
-  const engines = chooseEngines(
-    flags,
-    env.layer,
-    rolesInFile(yaml.source) ?? noDefaults(yaml.source, [env.layer, flags]),
-  );
-  const merged = mergeLayers(yaml.source, [env.layer, flags], engines);
+  const { layer: env, warnings } = envLayer(input.env);
+  const engines = chooseEngines(flags, env, rolesInFile(source) ?? noDefaults(source, [env, flags]));
+  const merged = mergeLayers(source, [env, flags], engines);
   const parsed = fileSchema.safeParse(merged.data);
   if (!parsed.success) {
-    const problems = parsed.error.issues.flatMap((issue) => describeIssue(issue, merged.locate, merged.data));
-    return { kind: 'error', problems: inFileOrder([...engines.problems, ...problems]) };
+    const { issues } = parsed.error;
+    const problems = issues.flatMap((issue) => describeIssue(issue, merged.locate, merged.data));
+    return refuse([...engines.problems, ...problems, ...problemsOfTheRest(merged, issues, input, engines)]);
   }
-  const built = buildConfig({
-    file: parsed.data,
-    fileInstances: merged.fileInstances,
-    engines,
-    env: input.env,
-    known: input.known,
-    terminal: input.terminal,
-    locate: merged.locate,
-  });
+  const built = build(parsed.data, merged, input, engines);
   const problems = [...engines.problems, ...built.problems];
-  if (problems.length > 0) return { kind: 'error', problems: inFileOrder(problems) };
-  return { kind: 'ok', config: built.config, warnings: [...env.warnings, ...engines.warnings, ...built.warnings] };
+  if (problems.length > 0) return refuse(problems);
+  return {
+    kind: 'ok',
+    config: built.config,
+    warnings: [...warnings, ...engines.warnings, ...built.warnings],
+    input,
+    source,
+    keys: parsed.data,
+  };
+}
+
+function build(file: FileConfig, merged: Merged, { env, known, terminal }: LoadInput, engines: EngineChoice): Built {
+  const { fileInstances, locate } = merged;
+  return buildConfig({ file, fileInstances, engines, env, known, terminal, locate });
+}
+
+/** What is wrong beside the keys that cannot be read at all, so that a file is corrected in one go. */
+function problemsOfTheRest(
+  whole: Merged,
+  issues: readonly z.core.$ZodIssue[],
+  input: LoadInput,
+  engines: EngineChoice,
+): readonly Problem[] {
+  const { merged, doubtful } = withoutBad(whole, issues);
+  const parsed = fileSchema.safeParse(merged.data);
+  // Which services run decides what every other key means.
+  if (!parsed.success || doubtful.has('roles')) return [];
+  const sections = new Map<string, string>();
+  const locate = (path: readonly PropertyKey[]) => {
+    const where = merged.locate(path);
+    sections.set(where, String(path[0]));
+    return where;
+  };
+  const { problems } = build(parsed.data, { ...merged, locate }, input, engines);
+  // What looks wrong in a section of which a key was left out may be right with it.
+  return problems.filter(({ where }) => !doubtful.has(sections.get(where) ?? ''));
+}
+
+function refuse(problems: readonly Problem[]): LoadResult {
+  return { kind: 'error', problems: inFileOrder(problems) };
 }
 
 // Flags and variables first, then the file from top to bottom, as it is corrected.
@@ -87,52 +127,4 @@ function noDefaults(source: YamlSource, layers: readonly Layer[]): readonly stri
       ({ name, paths }) => paths?.[0]?.[0] === 'discovery' && layers.some(({ values }) => values[name] !== undefined),
     );
   return named ? [] : undefined;
-}
-
-/** One mistake of an entry as problems that name the place in the file; `data` is what was checked. */
-export function describeIssue(
-  issue: z.core.$ZodIssue,
-  locate: (path: readonly PropertyKey[]) => string,
-  data: Readonly<Record<string, unknown>>,
-): readonly Problem[] {
-  if (issue.code === 'unrecognized_keys') {
-    return issue.keys.map((key) => ({
-      where: locate([...issue.path, key]),
-      message: `${formatPath([...issue.path, key])}: unknown key${nearKey(issue.path, key)}`,
-    }));
-  }
-  const where = locate(issue.path);
-  return [
-    {
-      where,
-      message: `${pathPrefix(where, issue.path)}${issue.code === 'invalid_type' ? expectedShape(issue, data) : issue.message}`,
-    },
-  ];
-}
-
-// A flag or variable is its own name; only a place in a file needs the path of the key.
-function pathPrefix(where: string, path: readonly PropertyKey[]): string {
-  return path.length === 0 || !/:\d+:\d+$/.test(where) ? '' : `${formatPath(path)}: `;
-}
-
-function expectedShape(issue: z.core.$ZodIssueInvalidType, data: Readonly<Record<string, unknown>>): string {
-  let value: unknown = data;
-  for (const key of issue.path)
-    value = isRecord(value) ? value[String(key)] : Array.isArray(value) ? value[Number(key)] : undefined;
-  if (issue.expected === 'array') return `expected a list, got ${show(value)}`;
-  return `expected a section with ${knownKeys(issue.path).slice(0, 4).join(', ')} ..., got ${show(value)}`;
-}
-
-/** Writes a path as in `timeouts.connect` and `instances[0].url`. */
-function formatPath(path: readonly PropertyKey[]): string {
-  return path.map((key, i) => (typeof key === 'number' ? `[${key}]` : `${i === 0 ? '' : '.'}${String(key)}`)).join('');
-}
-
-function nearKey(section: readonly PropertyKey[], key: string): string {
-  const sibling = suggest(key, knownKeys(section));
-  if (sibling !== undefined) return `; did you mean ${formatPath([...section, sibling])}?`;
-  const elsewhere = describeKeys().find((doc) => doc.path.split('.').at(-1) === key);
-  return elsewhere === undefined
-    ? `; known here: ${knownKeys(section).join(', ')}`
-    : `; did you mean ${elsewhere.path}?`;
 }

@@ -3,11 +3,14 @@ import { type ApiKeysResult, parseApiKeys, parseRpcTokens, type RpcTokensResult 
 import { envLayer } from './flag-layers.ts';
 import { type LoadInput, type LoadResult, loadConfig } from './load-config.ts';
 
+/** What settings are made from, before a file is read. */
+type FreeInput = Omit<LoadInput, 'fileText' | 'fileName'>;
+
 /**
  * Loads the settings, with the file that `--config` or BATON_CONFIG names, if there is one. The files of clients' keys and
- * of tokens are checked with them; {@link loadApiKeys} reads the former.
+ * of tokens are checked with them.
  */
-export function loadConfigFile(input: Omit<LoadInput, 'fileText' | 'fileName'>): LoadResult {
+export function loadConfigFile(input: FreeInput): LoadResult {
   const loaded = loadWithFile(input);
   if (loaded.kind === 'error') return loaded;
   const { roles, auth, rpc } = loaded.config;
@@ -20,7 +23,7 @@ export function loadConfigFile(input: Omit<LoadInput, 'fileText' | 'fileName'>):
 }
 
 /** Reads the file of clients' keys; mistakes name the file and the line. */
-export function loadApiKeys(file: string): ApiKeysResult {
+function loadApiKeys(file: string): ApiKeysResult {
   const text = readText(file);
   if (text.kind === 'ok') return parseApiKeys(text.text, file);
   return { kind: 'error', problems: [{ where: 'auth.api_keys_file (--api-keys-file)', message: text.message }] };
@@ -33,10 +36,16 @@ function loadRpcTokens(file: string): RpcTokensResult {
   return { kind: 'error', problems: [{ where: 'rpc.tokens_file (--rpc-tokens-file)', message: text.message }] };
 }
 
-function loadWithFile(input: Omit<LoadInput, 'fileText' | 'fileName'>): LoadResult {
+/** The file that `--config` or BATON_CONFIG names. */
+export function configFile({ flags, env }: FreeInput): string | undefined {
+  const file = flags['config'] ?? envLayer(env).layer.values['config'];
+  return typeof file === 'string' ? file : undefined;
+}
+
+function loadWithFile(input: FreeInput): LoadResult {
   const byFlag = input.flags['config'];
-  const file = byFlag ?? envLayer(input.env).layer.values['config'];
-  if (typeof file !== 'string') return loadConfig(input);
+  const file = configFile(input);
+  if (file === undefined) return loadConfig(input);
   const text = readText(file);
   if (text.kind === 'ok') return loadConfig({ ...input, fileText: text.text, fileName: file });
   return {

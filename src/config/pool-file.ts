@@ -1,7 +1,7 @@
 import type { InstanceConfig } from './config.ts';
 import type { InstanceDefaults } from './discovery.ts';
-import { buildInstances, type InstanceItem } from './instances.ts';
-import { describeIssue } from './load-config.ts';
+import { buildInstances, type InstanceItem, placeOfInstance } from './instances.ts';
+import { describeIssue } from './issues.ts';
 import type { Problem } from './problem.ts';
 import { instanceSchema } from './schema.ts';
 import { parseYamlSource } from './yaml-source.ts';
@@ -40,8 +40,7 @@ export function readPoolFile(
   for (const [i, entry] of list.entries()) {
     const parsed = instanceSchema.safeParse(entry);
     if (parsed.success) {
-      const at = ['instances', i];
-      items.push({ item: parsed.data, where: locate(at), connectorAt: locate([...at, 'connector']) });
+      items.push({ item: parsed.data, ...placeOfInstance(i, locate) });
       continue;
     }
     for (const issue of parsed.error.issues) {

@@ -1,7 +1,7 @@
 import { z } from 'zod';
 import { ROLE_NAMES, type RoleName } from './config.ts';
 import { discoveryKeys } from './discovery.ts';
-import { type FieldDoc, field, optional, reader, section } from './fields.ts';
+import { type FieldDoc, field, live, optional, reader, section } from './fields.ts';
 import { parsePeerUrl, parseServerUrl } from './instance-url.ts';
 import { instanceLmcacheKeys, lmcacheKeys } from './lmcache.ts';
 import { parseHostPort, parsePrefix, parseValkeyUrl } from './valkey.ts';
@@ -173,16 +173,16 @@ export const fileSchema = z.strictObject({
   facade: section({
     ...listen('0.0.0.0', 8000, 'the OpenAI-compatible front door'),
     body_limit: field(parseSize, '64MiB', 'Largest request body; a larger one is answered with 413.'),
-    client_kv_transfer_params: field(
-      choiceParser(['refuse', 'drop']),
-      'refuse',
-      'What happens to `kv_transfer_params` sent by a client: 400, or dropped.',
+    client_kv_transfer_params: live(
+      field(
+        choiceParser(['refuse', 'drop']),
+        'refuse',
+        'What happens to `kv_transfer_params` sent by a client: 400, or dropped.',
+      ),
     ),
-    hold: field(parseSize, '64KiB', 'How much of a reply is held back until its first content.'),
-    stream_buffer: field(
-      parseSize,
-      '256KiB',
-      'How much of a stream waits for a slow client before reading from the engine stops.',
+    hold: live(field(parseSize, '64KiB', 'How much of a reply is held back until its first content.')),
+    stream_buffer: live(
+      field(parseSize, '256KiB', 'How much of a stream waits for a slow client before reading from the engine stops.'),
     ),
     metrics: field(parseBoolean, false, 'Also serves `/metrics` on the front door.'),
   }),
@@ -232,11 +232,13 @@ export const fileSchema = z.strictObject({
     valkey: section(valkeyKeys),
   }),
   kv_connector: field(parseText, 'nixl', "KV connector of the engines, in baton's or in vLLM's spelling."),
-  policy: z.preprocess((raw) => (typeof raw === 'string' ? { prefill: raw, decode: raw } : (raw ?? {})), policyPair),
-  policies: policiesSection,
-  instances: z.preprocess((raw) => raw ?? undefined, z.array(instanceSchema).optional()),
-  pools: section({ prefill: section(engineKeys), decode: section(engineKeys), both: section(engineKeys) }),
-  discovery: section(discoveryKeys),
+  policy: live(
+    z.preprocess((raw) => (typeof raw === 'string' ? { prefill: raw, decode: raw } : (raw ?? {})), policyPair),
+  ),
+  policies: live(policiesSection),
+  instances: live(z.preprocess((raw) => raw ?? undefined, z.array(instanceSchema).optional())),
+  pools: live(section({ prefill: section(engineKeys), decode: section(engineKeys), both: section(engineKeys) })),
+  discovery: live(section(discoveryKeys)),
   registry: section({
     state_file: optional(
       parseText,
@@ -244,18 +246,22 @@ export const fileSchema = z.strictObject({
       'File that keeps registered instances, drains and what DNS and Kubernetes told last over a restart.',
     ),
   }),
-  engine_auth: field(
-    choiceParser(['auto', 'replace', 'forward', 'strip']),
-    'auto',
-    "The client's `Authorization` toward engines; `auto` is `replace` when a key for the engine is set, else `forward`, or `strip` with `auth.api_keys_file`.",
+  engine_auth: live(
+    field(
+      choiceParser(['auto', 'replace', 'forward', 'strip']),
+      'auto',
+      "The client's `Authorization` toward engines; `auto` is `replace` when a key for the engine is set, else `forward`, or `strip` with `auth.api_keys_file`.",
+    ),
   ),
   kv: section({
-    remote_host: field(
-      choiceParser(['keep', 'instance', 'auto']),
-      'auto',
-      '`remote_host` of a handle: `keep` it, replace it by the `instance` host, or (`auto`) replace only a loopback name.',
+    remote_host: live(
+      field(
+        choiceParser(['keep', 'instance', 'auto']),
+        'auto',
+        '`remote_host` of a handle: `keep` it, replace it by the `instance` host, or (`auto`) replace only a loopback name.',
+      ),
     ),
-    lease_margin: field(parseDuration, '10s', 'A handle is not used in the last part of its lease.'),
+    lease_margin: live(field(parseDuration, '10s', 'A handle is not used in the last part of its lease.')),
   }),
   reuse: section({
     guard: field(
@@ -267,104 +273,116 @@ export const fileSchema = z.strictObject({
     autolink: field(parseBoolean, true, 'Finds a conversation by its history when the client names none.'),
   }),
   disagg: section({
-    min_uncached_tokens: field(
-      countParser(0, MAX_COUNT),
-      0,
-      'Shorter prompts stay on the decode engine; 0 always uses both.',
+    min_uncached_tokens: live(
+      field(countParser(0, MAX_COUNT), 0, 'Shorter prompts stay on the decode engine; 0 always uses both.'),
     ),
   }),
   identity: section({
-    headers: field(
-      parseHeaderNames,
-      ['x-session-id', 'session-id'],
-      'Headers that name the conversation, first match wins.',
+    headers: live(
+      field(parseHeaderNames, ['x-session-id', 'session-id'], 'Headers that name the conversation, first match wins.'),
     ),
     client_bound: field(parseBoolean, false, 'Binds a conversation to the same instances.'),
   }),
-  timeouts: section({
-    connect: field(parseDuration, '3s', 'Connecting to an engine.'),
-    store: field(parseDuration, '20ms', 'An answer of the KV cache store.'),
-    tokenize: field(parseDuration, '500ms', "An answer of an engine's `/tokenize`."),
-    prefill_warm: field(parseDuration, '60s', 'A prefill that starts from stored KV.'),
-    prefill_warm_per_token: field(parseDuration, '10ms', 'Added to `prefill_warm` for every token that is not stored.'),
-    prefill_cold: field(parseDuration, '1800s', 'A prefill without stored KV.'),
-    first_content: field(parseDuration, '600s', 'From the start of a streamed decode to its first content.'),
-    whole_reply: field(
-      parseDuration,
-      '1800s',
-      'From the start of the decode to the end of a reply that is not streamed.',
-    ),
-    idle: field(parseDuration, '300s', 'Between two events of a stream.'),
-    client_stall: field(parseDuration, '60s', 'A client that takes no byte.'),
-    router: field(parseDuration, '10s', 'Waiting for a router in another process that is away.'),
-    queue: field(parseDuration, '30s', 'Waiting for an instance to become routable.'),
-    drain: field(parseDuration, '180s', 'Running requests at shutdown.'),
-    drain_settle: field(
-      parseDuration,
-      '5s',
-      'From SIGTERM, which ends readiness, to the end of accepting: for load balancers to notice.',
-    ),
-    keep_alive: field(
-      parseDuration,
-      '4s',
-      "An unused connection to an engine; shorter than the engine's own 5 s; 0: each request has a connection of its own.",
-    ),
-  }),
-  queue: section({
-    max: field(countParser(0, MAX_COUNT), 1024, 'Requests that wait for an engine; more are answered with 503.'),
-    tenant_max: field(
-      countParser(0, MAX_COUNT),
-      0,
-      'Requests of one tenant that wait for an engine; more are answered with 429; 0: no limit of its own.',
-    ),
-  }),
-  limits: section({
-    requests: field(
-      countParser(0, MAX_COUNT),
-      0,
-      'Requests that a router has running at a time; more wait; 0: no limit.',
-    ),
-    prefill: field(countParser(0, MAX_COUNT), 0, 'Legs that a prefill engine has at a time; 0: no limit.'),
-    decode: field(
-      countParser(0, MAX_COUNT),
-      0,
-      'Legs that a decode engine, or one of the role `both`, has at a time; its place is taken before the prefill leg; 0: no limit.',
-    ),
-  }),
-  retry: section({ budget_percent: field(countParser(0, 100), 20, 'Retries per 100 requests.') }),
-  breaker: section({
-    failures: field(
-      countParser(0, MAX_COUNT),
-      5,
-      'Failed legs in a row (transport errors, deadlines, 5xx; never 4xx) after which an engine is left alone for a while; 0: never.',
-    ),
-    pair_failures: field(countParser(0, MAX_COUNT), 3, 'The same for the hand-over between two engines; 0: never.'),
-    open: field(
-      parseDuration,
-      '5s',
-      'Until an engine or pair that was left alone is tried again; doubled with each trial that fails, up to eight times as long.',
-    ),
-  }),
-  health: section({
-    interval: field(parseDuration, '5s', 'Between two health checks of an engine.'),
-    timeout: field(parseDuration, '2s', 'An answer to a health check.'),
-    failures: field(countParser(1, 1000), 3, 'Failed checks in a row after which an engine is suspect.'),
-    slow_start: field(
-      parseDuration,
-      '10s',
-      'Until an engine that is new or was restarted gets its whole share from policies that weigh; 0: at once.',
-    ),
-    damping: field(
-      parseDuration,
-      '2s',
-      'How long an engine that was lost twice within a minute must pass its checks before it gets requests again; doubled with each further loss, up to 16 times as long.',
-    ),
-  }),
+  timeouts: live(
+    section({
+      connect: field(parseDuration, '3s', 'Connecting to an engine.'),
+      store: field(parseDuration, '20ms', 'An answer of the KV cache store.'),
+      tokenize: field(parseDuration, '500ms', "An answer of an engine's `/tokenize`."),
+      prefill_warm: field(parseDuration, '60s', 'A prefill that starts from stored KV.'),
+      prefill_warm_per_token: field(
+        parseDuration,
+        '10ms',
+        'Added to `prefill_warm` for every token that is not stored.',
+      ),
+      prefill_cold: field(parseDuration, '1800s', 'A prefill without stored KV.'),
+      first_content: field(parseDuration, '600s', 'From the start of a streamed decode to its first content.'),
+      whole_reply: field(
+        parseDuration,
+        '1800s',
+        'From the start of the decode to the end of a reply that is not streamed.',
+      ),
+      idle: field(parseDuration, '300s', 'Between two events of a stream.'),
+      client_stall: field(parseDuration, '60s', 'A client that takes no byte.'),
+      router: field(parseDuration, '10s', 'Waiting for a router in another process that is away.'),
+      queue: field(parseDuration, '30s', 'Waiting for an instance to become routable.'),
+      drain: field(parseDuration, '180s', 'Running requests at shutdown.'),
+      drain_settle: field(
+        parseDuration,
+        '5s',
+        'From SIGTERM, which ends readiness, to the end of accepting: for load balancers to notice.',
+      ),
+      keep_alive: field(
+        parseDuration,
+        '4s',
+        "An unused connection to an engine; shorter than the engine's own 5 s; 0: each request has a connection of its own.",
+      ),
+    }),
+  ),
+  queue: live(
+    section({
+      max: field(countParser(0, MAX_COUNT), 1024, 'Requests that wait for an engine; more are answered with 503.'),
+      tenant_max: field(
+        countParser(0, MAX_COUNT),
+        0,
+        'Requests of one tenant that wait for an engine; more are answered with 429; 0: no limit of its own.',
+      ),
+    }),
+  ),
+  limits: live(
+    section({
+      requests: field(
+        countParser(0, MAX_COUNT),
+        0,
+        'Requests that a router has running at a time; more wait; 0: no limit.',
+      ),
+      prefill: field(countParser(0, MAX_COUNT), 0, 'Legs that a prefill engine has at a time; 0: no limit.'),
+      decode: field(
+        countParser(0, MAX_COUNT),
+        0,
+        'Legs that a decode engine, or one of the role `both`, has at a time; its place is taken before the prefill leg; 0: no limit.',
+      ),
+    }),
+  ),
+  retry: live(section({ budget_percent: field(countParser(0, 100), 20, 'Retries per 100 requests.') })),
+  breaker: live(
+    section({
+      failures: field(
+        countParser(0, MAX_COUNT),
+        5,
+        'Failed legs in a row (transport errors, deadlines, 5xx; never 4xx) after which an engine is left alone for a while; 0: never.',
+      ),
+      pair_failures: field(countParser(0, MAX_COUNT), 3, 'The same for the hand-over between two engines; 0: never.'),
+      open: field(
+        parseDuration,
+        '5s',
+        'Until an engine or pair that was left alone is tried again; doubled with each trial that fails, up to eight times as long.',
+      ),
+    }),
+  ),
+  health: live(
+    section({
+      interval: field(parseDuration, '5s', 'Between two health checks of an engine.'),
+      timeout: field(parseDuration, '2s', 'An answer to a health check.'),
+      failures: field(countParser(1, 1000), 3, 'Failed checks in a row after which an engine is suspect.'),
+      slow_start: field(
+        parseDuration,
+        '10s',
+        'Until an engine that is new or was restarted gets its whole share from policies that weigh; 0: at once.',
+      ),
+      damping: field(
+        parseDuration,
+        '2s',
+        'How long an engine that was lost twice within a minute must pass its checks before it gets requests again; doubled with each further loss, up to 16 times as long.',
+      ),
+    }),
+  ),
   log: section({
-    level: field(
-      choiceParser(['trace', 'debug', 'info', 'warn', 'error', 'fatal', 'silent']),
-      'info',
-      'Lowest level that is written.',
+    level: live(
+      field(
+        choiceParser(['trace', 'debug', 'info', 'warn', 'error', 'fatal', 'silent']),
+        'info',
+        'Lowest level that is written.',
+      ),
     ),
     format: optional(choiceParser(['json', 'pretty']), '`pretty` on a terminal, else `json`', 'Form of log lines.'),
   }),
@@ -383,9 +401,9 @@ export interface KeyDoc extends FieldDoc {
   readonly path: string;
 }
 
-/** Lists every key of the file in its order, for the documentation. */
+/** Lists every key of the file in its order. */
 export function describeKeys(): readonly KeyDoc[] {
-  return walk(fileSchema, '');
+  return walk(fileSchema, '', false);
 }
 
 /** Lists the keys allowed in the section at `path`, for suggestions; empty when it is no section. */
@@ -400,14 +418,17 @@ export function knownKeys(path: readonly PropertyKey[]): readonly string[] {
   return inner instanceof z.ZodObject ? Object.keys(inner.shape) : [];
 }
 
-function walk(schema: unknown, path: string): readonly KeyDoc[] {
+function walk(schema: unknown, path: string, inherited: boolean): readonly KeyDoc[] {
+  const doc = schema instanceof z.ZodType ? schema.meta() : undefined;
+  const isLive = inherited || doc?.['live'] === true;
   const inner = unwrap(schema);
   if (inner instanceof z.ZodObject) {
-    return Object.entries(inner.shape).flatMap(([key, child]) => walk(child, path === '' ? key : `${path}.${key}`));
+    return Object.entries(inner.shape).flatMap(([key, child]) =>
+      walk(child, path === '' ? key : `${path}.${key}`, isLive),
+    );
   }
-  if (inner instanceof z.ZodArray) return walk(inner.element, `${path}[]`);
-  const doc = schema instanceof z.ZodType ? schema.meta() : undefined;
-  return [{ path, about: String(doc?.['about']), fallback: String(doc?.['fallback']) }];
+  if (inner instanceof z.ZodArray) return walk(inner.element, `${path}[]`, isLive);
+  return [{ path, about: String(doc?.['about']), fallback: String(doc?.['fallback']), live: isLive }];
 }
 
 // Leaves are pipes as well (a transform), but theirs end in no object or array.

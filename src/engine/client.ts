@@ -51,7 +51,7 @@ export interface LegControl {
   readonly abort: (reason: Error) => void;
 }
 
-/** Timeouts of {@link EngineClient}, milliseconds. */
+/** Timeouts of {@link EngineClient}, read for each leg; milliseconds. */
 export interface EngineClientOptions {
   readonly connectMs: number;
   /** How long an idle connection is kept; below the engines' 5 s (uvicorn's default). 0: none is, each leg has its own. */
@@ -64,8 +64,9 @@ export interface EngineClientOptions {
  */
 export class EngineClient implements AsyncDisposable {
   readonly #options: EngineClientOptions;
-  readonly #pools = new Map<string, Pool>();
-  readonly #single = new Set<Client>();
+  readonly #pools = new Map<string, OriginPool>();
+  /** Those that are closed when their legs have ended. */
+  readonly #ending = new Set<Dispatcher>();
 
   constructor(options: EngineClientOptions) {
     this.#options = options;
@@ -95,26 +96,36 @@ export class EngineClient implements AsyncDisposable {
 
   /** Closes every connection, running legs included. */
   async [Symbol.asyncDispose](): Promise<void> {
-    const all = [...this.#pools.values(), ...this.#single];
+    const all = [...[...this.#pools.values()].map(({ pool }) => pool), ...this.#ending];
     this.#pools.clear();
-    this.#single.clear();
+    this.#ending.clear();
     await Promise.all(all.map((dispatcher) => dispatcher.destroy()));
   }
 
   #pool(origin: string): Pool {
-    let pool = this.#pools.get(origin);
-    if (pool === undefined) {
-      pool = new Pool(origin, this.#dispatcherOptions());
-      this.#pools.set(origin, pool);
-    }
+    const { connectMs, keepAliveMs } = this.#options;
+    const known = this.#pools.get(origin);
+    if (known?.connectMs === connectMs && known.keepAliveMs === keepAliveMs) return known.pool;
+    if (known !== undefined) this.#end(known.pool);
+    const pool = new Pool(origin, this.#dispatcherOptions());
+    this.#pools.set(origin, { pool, connectMs, keepAliveMs });
     return pool;
+  }
+
+  /** Lets the legs of a pool with other times end, and then closes its connections. */
+  #end(pool: Pool): void {
+    this.#ending.add(pool);
+    void pool
+      .close()
+      .catch(() => undefined)
+      .finally(() => this.#ending.delete(pool));
   }
 
   #freshClient(origin: string, leg: Leg): Client {
     const client = new Client(origin, this.#dispatcherOptions());
-    this.#single.add(client);
+    this.#ending.add(client);
     leg.onSettled = () => {
-      this.#single.delete(client);
+      this.#ending.delete(client);
       void client.close().catch(() => undefined);
     };
     return client;
@@ -131,6 +142,11 @@ export class EngineClient implements AsyncDisposable {
       connect: { timeout: connectMs },
     };
   }
+}
+
+/** A pool with the times that it was made with. */
+interface OriginPool extends EngineClientOptions {
+  readonly pool: Pool;
 }
 
 type Starting = { leg: Leg | undefined };

@@ -1,5 +1,6 @@
 import Fastify, { type FastifyInstance } from 'fastify';
 import type { Metrics } from '../obs/metrics.ts';
+import { addReloadRoute, type ReloadOptions } from './reload.ts';
 import { closeUnusedConnections } from './unused-connections.ts';
 import { addWorkersRoutes, type WorkersOptions } from './workers.ts';
 
@@ -9,10 +10,15 @@ export function addMetricsRoute(app: FastifyInstance, metrics: Metrics): void {
 }
 
 /** Builds the operators' listener; it does not listen yet. Without `workers` it knows no pools. */
-export function buildAdmin(metrics: Metrics, workers?: WorkersOptions): FastifyInstance {
+export function buildAdmin(
+  metrics: Metrics,
+  reload: ReloadOptions,
+  workers: WorkersOptions | undefined,
+): FastifyInstance {
   const app = Fastify({ logger: false, forceCloseConnections: 'idle' });
   closeUnusedConnections(app);
   addMetricsRoute(app, metrics);
+  addReloadRoute(app, reload);
   if (workers !== undefined) addWorkersRoutes(app, workers);
   app.get('/liveness', () => ({ status: 'ok' }));
   return app;

@@ -30,7 +30,9 @@ export interface StoreHealth {
 }
 
 /** What the facade is built from. */
-export interface FacadeDeps extends GenerateDeps {
+export interface FacadeDeps extends Pick<GenerateDeps, 'metrics' | 'log'> {
+  /** What a request that begins now works with, to its end. */
+  readonly generate: () => GenerateDeps;
   readonly authenticate: Authenticate;
   readonly view: InstanceView;
   /** Connector of the instances that requests are routed to. */
@@ -86,7 +88,7 @@ export function buildFacade(deps: FacadeDeps): FastifyInstance {
   });
   addAuthentication(app, deps);
   for (const [path, api] of Object.entries(GENERATE_ROUTES)) {
-    app.post(path, (request, reply) => serveGenerate(deps, api, request, reply));
+    app.post(path, (request, reply) => serveGenerate(deps.generate(), api, request, reply));
   }
   addInfoRoutes(app, deps);
   if (deps.exposeMetrics) addMetricsRoute(app, deps.metrics);

@@ -4,20 +4,14 @@ import type { Client } from '@connectrpc/connect';
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import { InstanceState } from '../../gen/baton/v1/instance_pb.ts';
 import { InstanceFilterSchema, type PoolRegistry } from '../../gen/baton/v1/pool_registry_pb.ts';
-import { isLoopback } from '../config/instance-url.ts';
 import { BatonError } from '../core/errors.ts';
-import { operatorRequired } from '../services/credential.ts';
-import type { StoreCaller } from '../services/kv-store-arguments.ts';
 import { renderRefusal, toRefusal } from './errors.ts';
+import { admit, type OperatorGate } from './operator-gate.ts';
 import { readReason, readWorker, workerJson, workersJson } from './worker-json.ts';
 
 /** What the routes of `/workers` work with. */
-export interface WorkersOptions {
+export interface WorkersOptions extends OperatorGate {
   readonly registry: Client<typeof PoolRegistry>;
-  /** Tells who calls; a BatonError when what they show is not enough. */
-  readonly callerOf: (authorization: string | undefined) => StoreCaller | BatonError;
-  /** Whether callers show tokens; without them only this machine may change something, whoever else reaches the port. */
-  readonly hasTokens: boolean;
   /** Any failure of the registry as baton's own. */
   readonly toBatonError: (error: unknown) => BatonError;
   /** Of workers that are added without one. */
@@ -69,24 +63,6 @@ export function addWorkersRoutes(app: FastifyInstance, options: WorkersOptions):
       });
     }
   });
-}
-
-/** Throws what a caller is refused with: no page of another site, no caller without a token where tokens are wanted. */
-function admit({ callerOf, hasTokens }: WorkersOptions, { headers, ip, method, routeOptions }: FastifyRequest): void {
-  const { authorization, host, origin } = headers;
-  const caller = callerOf(authorization);
-  if (caller instanceof BatonError) throw caller;
-  if (method === 'GET' || method === 'HEAD') return;
-  const isNear = hasTokens || isLoopback(ip.replace(/^::ffff:/, ''));
-  const isForeign = origin !== undefined && !isOwnPage(origin, host, hasTokens);
-  if (!caller.isOperator || !isNear || isForeign) throw operatorRequired(`${method} ${routeOptions.url ?? ''}`);
-}
-
-/** Browsers tell whose page asks. Without tokens a name that leads to this machine is not enough: anybody can have one. */
-function isOwnPage(origin: string, host: string | undefined, hasTokens: boolean): boolean {
-  if (!URL.canParse(origin)) return false;
-  const page = new URL(origin);
-  return page.host === host && (hasTokens || isLoopback(page.hostname.replace(/^\[(.*)\]$/, '$1')));
 }
 
 async function listAll(registry: Client<typeof PoolRegistry>) {

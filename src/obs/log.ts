@@ -29,6 +29,8 @@ export interface Logger {
   readonly warn: LogMethod;
   readonly error: LogMethod;
   readonly fatal: LogMethod;
+  /** Lines of lower levels are left out from now on. */
+  setLevel(level: LogLevel): void;
   /** Whether lines of `level` are written; for fields that are costly to make. */
   isEnabled(level: Exclude<LogLevel, 'silent'>): boolean;
   /** A logger that adds `fields` to each of its lines. */
@@ -81,6 +83,7 @@ export const SILENT_LOGGER: Logger = {
   warn: ignore,
   error: ignore,
   fatal: ignore,
+  setLevel: ignore,
   isEnabled: () => false,
   child: () => SILENT_LOGGER,
 };
@@ -118,6 +121,9 @@ function bindLogger(log: pino.Logger): Logger {
     warn: method('warn'),
     error: method('error'),
     fatal: method('fatal'),
+    setLevel: (level) => {
+      log.level = level;
+    },
     isEnabled: (level) => log.isLevelEnabled(level),
     child: (fields) => bindLogger(log.child(plainFields(fields))),
   };

@@ -89,6 +89,9 @@ export class Metrics {
   readonly #drains = this.#counter('baton_lmcache_drains_total');
   readonly #storeFailures = this.#counter('baton_store_failures_total');
   readonly #storeBreaker = this.#gauge('baton_store_breaker_open');
+  readonly #configReloads = this.#counter('baton_config_reloads_total');
+  readonly #configGood = this.#gauge('baton_config_last_reload_successful');
+  readonly #configGoodAt = this.#gauge('baton_config_last_reload_success_timestamp_seconds');
 
   #readStore: () => StoreCounts | Promise<StoreCounts> = () => ({ entries: 0, releaseQueue: 0, pinnedBlocks: [] });
   #readQueueDepth: () => number = () => 0;
@@ -129,6 +132,19 @@ export class Metrics {
   storeBreaker(event: 'failure' | 'open' | 'closed'): void {
     if (event === 'failure') this.#storeFailures.inc();
     else this.#storeBreaker.set(event === 'open' ? 1 : 0);
+  }
+
+  /** Settings were read without a mistake; Unix time in milliseconds. */
+  configLoaded(at: number): void {
+    this.#configGood.set(1);
+    this.#configGoodAt.set(at / 1000);
+  }
+
+  /** Settings were read again. */
+  configReloaded(result: 'applied' | 'unchanged' | 'refused', at: number): void {
+    this.#configReloads.inc({ result });
+    if (result === 'refused') this.#configGood.set(0);
+    else this.configLoaded(at);
   }
 
   /** Content type of what `render` returns. */

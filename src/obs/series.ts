@@ -239,6 +239,24 @@ export const SERIES = [
     labels: ['result'],
   },
   {
+    name: 'baton_config_reloads_total',
+    kind: 'counter',
+    help: 'Times that the settings were read again, by result: applied, unchanged, refused (a mistake; those in force stayed).',
+    labels: ['result'],
+  },
+  {
+    name: 'baton_config_last_reload_successful',
+    kind: 'gauge',
+    help: '1 unless the settings had a mistake when they were read last; those in force are older then.',
+    labels: [],
+  },
+  {
+    name: 'baton_config_last_reload_success_timestamp_seconds',
+    kind: 'gauge',
+    help: 'Unix time at which the settings were read without a mistake last, the start included.',
+    labels: [],
+  },
+  {
     name: 'process_start_time_seconds',
     kind: 'gauge',
     help: 'Unix time at which this process began.',

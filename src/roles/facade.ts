@@ -4,15 +4,15 @@ import type { FastifyInstance } from 'fastify';
 import type { Router } from '../../gen/baton/v1/router_pb.ts';
 import { TokenChainSchema } from '../../gen/baton/v1/tokens_pb.ts';
 import type { Config, InstanceConfig } from '../config/config.ts';
-import { loadApiKeys } from '../config/load.ts';
-import { formatProblem } from '../config/problem.ts';
+import { derive, follow, type Settings } from '../config/settings.ts';
 import { CONNECTORS } from '../connectors/index.ts';
 import { buildChain } from '../core/chain.ts';
 import { decideEngineAuth } from '../core/engine-auth.ts';
-import type { ApiKeys } from '../core/tenant.ts';
+import { type ApiKeys, parseApiKeys } from '../core/tenant.ts';
 import type { EngineClient } from '../engine/client.ts';
 import { createAuthenticate } from '../http/authenticate.ts';
 import { buildFacade, type StoreHealth } from '../http/facade.ts';
+import type { GenerateDeps } from '../http/generate.ts';
 import type { ReplySink } from '../http/reply-sink.ts';
 import type { Logger } from '../obs/log.ts';
 import { createLogLimit } from '../obs/log-limit.ts';
@@ -26,11 +26,11 @@ import { ReportSender } from '../services/report-sender.ts';
 import { RetryBudget } from '../services/retry-budget.ts';
 import { sha256 } from '../services/sha256.ts';
 import { SilenceWatch } from '../services/silence-watch.ts';
-import { StartError } from './listen.ts';
+import { watchKeys } from './watched-files.ts';
 
 /** What the facade of a process is made of. */
 export interface FacadeParts {
-  readonly config: Config;
+  readonly settings: Settings;
   readonly view: InstanceView;
   readonly router: Client<typeof Router>;
   readonly metrics: Metrics;
@@ -49,15 +49,39 @@ export interface FacadeParts {
 
 /** Builds the facade; it does not listen yet. */
 export function buildFacadeOf(parts: FacadeParts): FastifyInstance {
-  const { config, view, router, metrics, log, version, engines, engineHeaders, firstToken, storeHealth, stack } = parts;
+  const { settings, view, metrics, log, version, storeHealth } = parts;
+  const config = settings.current;
+  return buildFacade({
+    generate: generateDeps(parts),
+    view,
+    connector: config.kvConnector,
+    metrics,
+    log,
+    version,
+    authenticate: createAuthenticate(watchApiKeys(parts)),
+    storeHealth,
+    isStopping: parts.isStopping,
+    isRouterAway: parts.isRouterAway,
+    bodyLimitBytes: config.facade.bodyLimitBytes,
+    exposeMetrics: config.facade.metrics,
+  });
+}
+
+/** What a request works with: it keeps the settings with which it began. */
+function generateDeps(parts: FacadeParts): () => GenerateDeps {
+  const { settings, view, router, metrics, log, engines, engineHeaders, firstToken, replies, stack } = parts;
   const now = () => performance.now();
   const silences = stack.use(new SilenceWatch(view, now));
-  const { timeouts } = config;
-  const apiKeys = readApiKeys(config);
-  return buildFacade({
+  const reports = stack.use(new ReportSender({ router, now, neverReached }));
+  const retryBudget = new RetryBudget(
+    follow(() => settings.current.retry),
+    now,
+  );
+  const unnamedTurns = createLogLimit(UNNAMED_TURNS_MS, now);
+  const make = (config: Config): GenerateDeps => ({
     handOver: {
       router,
-      reports: stack.use(new ReportSender({ router, now, neverReached })),
+      reports,
       engines,
       connectors: CONNECTORS,
       ...(firstToken === undefined ? {} : { firstToken }),
@@ -70,51 +94,44 @@ export function buildFacadeOf(parts: FacadeParts): FastifyInstance {
         view.notePassive(id, 'ok');
       },
       toBatonError: (error) => batonErrorFrom(error, 'ROUTER_UNAVAILABLE'),
-      retryBudget: new RetryBudget(config.retry.budgetPercent, now),
+      retryBudget,
       limits: {
-        queueMs: timeouts.queueMs,
-        routerMs: timeouts.routerMs,
-        prefillColdMs: timeouts.prefillColdMs,
-        firstContentMs: timeouts.firstContentMs,
-        wholeReplyMs: timeouts.wholeReplyMs,
-        idleMs: timeouts.idleMs,
-        tokenizeMs: timeouts.tokenizeMs,
+        queueMs: config.timeouts.queueMs,
+        routerMs: config.timeouts.routerMs,
+        prefillColdMs: config.timeouts.prefillColdMs,
+        firstContentMs: config.timeouts.firstContentMs,
+        wholeReplyMs: config.timeouts.wholeReplyMs,
+        idleMs: config.timeouts.idleMs,
+        tokenizeMs: config.timeouts.tokenizeMs,
         leaseMarginMs: config.kv.leaseMarginMs,
         holdBytes: config.facade.holdBytes,
         streamBufferBytes: config.facade.streamBufferBytes,
       },
       now,
     },
-    view,
-    connector: config.kvConnector,
     metrics,
     log,
-    version,
     clientKvTransferParams: config.facade.clientKvTransferParams,
-    authenticate: createAuthenticate(() => apiKeys),
     marksPrefixes: comparesPrompts(config),
     reuseGuard: config.reuse.guard,
-    storeHealth,
-    isStopping: parts.isStopping,
-    isRouterAway: parts.isRouterAway,
     identityHeaders: config.identity.headers,
-    unnamedTurns: createLogLimit(UNNAMED_TURNS_MS, now),
-    clientStallMs: timeouts.clientStallMs,
-    replies: parts.replies,
-    bodyLimitBytes: config.facade.bodyLimitBytes,
-    exposeMetrics: config.facade.metrics,
+    unnamedTurns,
+    clientStallMs: config.timeouts.clientStallMs,
+    replies,
     replyHeaders: config.sim === undefined ? {} : { 'x-baton-sim': '1' },
   });
+  return derive(settings, (config) => config, make);
 }
 
 /** Between two warnings about requests that continue a conversation and do not name it. */
 const UNNAMED_TURNS_MS = 60_000;
 
-function readApiKeys(config: Config): ApiKeys | undefined {
-  if (config.auth.apiKeysFile === undefined) return undefined;
-  const loaded = loadApiKeys(config.auth.apiKeysFile);
-  if (loaded.kind === 'ok') return loaded.keys;
-  throw new StartError(loaded.problems.map(formatProblem).join('\n'));
+/** The keys of clients, as their file has them. */
+function watchApiKeys({ settings, log, stack }: FacadeParts): () => ApiKeys | undefined {
+  const { apiKeysFile } = settings.current.auth;
+  if (apiKeysFile === undefined) return () => undefined;
+  const watched = stack.use(watchKeys('auth.api_keys_file', apiKeysFile, parseApiKeys, log));
+  return () => watched.current;
 }
 
 /** Credential of a leg to an instance. */
@@ -124,8 +141,9 @@ export type EngineHeadersOf = (instanceId: string, authorization: string | undef
 export type CredentialsOf = (instanceId: string) => Pick<InstanceConfig, 'headers' | 'apiKey'> | undefined;
 
 /** Credentials of legs; instances that only a remote registry knows get the process-wide key. */
-export function engineHeadersOf(config: Config, credentialsOf: CredentialsOf): EngineHeadersOf {
+export function engineHeadersOf(settings: Settings, credentialsOf: CredentialsOf): EngineHeadersOf {
   return (instanceId, clientAuthorization) => {
+    const config = settings.current;
     const instance = credentialsOf(instanceId);
     const configured = Object.keys(instance?.headers ?? {}).some((name) => name.toLowerCase() === 'authorization');
     // A credential among the pool's headers is baton's own, as the pool's key is.

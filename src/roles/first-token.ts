@@ -1,4 +1,5 @@
 import type { Config, InstanceConfig } from '../config/config.ts';
+import type { Settings } from '../config/settings.ts';
 import type { Connector, FirstTokenConnector } from '../connectors/connector.ts';
 import { CONNECTORS } from '../connectors/index.ts';
 import type { Receiver } from '../core/receiver.ts';
@@ -43,23 +44,21 @@ export async function openNotices(config: Config, metrics: Metrics, stack: Async
 
 /** What the facade needs for such a connector. */
 export function buildFirstToken(parts: {
-  readonly config: Config;
+  readonly settings: Settings;
   readonly connector: FirstTokenConnector;
-  readonly instances: readonly InstanceConfig[];
+  /** Simulated engines, which bring their ports along. */
+  readonly sims: readonly InstanceConfig[];
   readonly notices: Notices;
   readonly engines: EngineClient;
   readonly engineHeaders: EngineHeadersOf;
   readonly metrics: Metrics;
   readonly stack: AsyncDisposableStack;
 }): FirstTokenDeps {
-  const { config, connector, instances, notices, engines, engineHeaders, metrics, stack } = parts;
-  const { lmcache } = config;
-  const receivers = new Map<string, Receiver>([
-    ...Object.entries(lmcache.receivers),
-    ...simReceivers(config, instances),
-  ]);
-  const receiverOf = (id: string) => receivers.get(id);
-  const noticesOf = (id: string) => lmcache.notices[id] ?? lmcache.defaultNotices;
+  const { settings, connector, sims, notices, engines, engineHeaders, metrics, stack } = parts;
+  const { lmcache } = settings.current;
+  const simulated = simReceivers(sims);
+  const receiverOf = (id: string) => simulated.get(id) ?? settings.current.lmcache.receivers[id];
+  const noticesOf = (id: string) => settings.current.lmcache.notices[id] ?? lmcache.defaultNotices;
   const slotBytes = lmcache.kvBytesPerToken * lmcache.chunkTokens;
   const drains = stack.use(
     new Drains({
@@ -80,7 +79,7 @@ export function buildFirstToken(parts: {
       // Each rank has a buffer and its share of the KV; where one rank alone stores (MLA), it has all of it.
       slotsOf: (id) => {
         if (slotBytes === 0) return Number.POSITIVE_INFINITY;
-        const ranks = receivers.get(id)?.initPorts.length ?? 1;
+        const ranks = receiverOf(id)?.initPorts.length ?? 1;
         return Math.floor(
           (lmcache.bufferBytes * Math.max(1, Math.min(ranks, lmcache.defaultNotices ?? ranks))) / slotBytes,
         );
@@ -92,10 +91,8 @@ export function buildFirstToken(parts: {
   };
 }
 
-/** Simulated decode engines bring their ports along. */
-function simReceivers(config: Config, instances: readonly InstanceConfig[]): readonly (readonly [string, Receiver])[] {
-  if (config.sim === undefined) return [];
-  return instances.flatMap(({ id, url, lmcache }) =>
+function simReceivers(sims: readonly InstanceConfig[]): ReadonlyMap<string, Receiver> {
+  const receivers = sims.flatMap(({ id, url, lmcache }) =>
     lmcache?.initPorts === undefined || lmcache.allocPorts === undefined
       ? []
       : [
@@ -110,4 +107,5 @@ function simReceivers(config: Config, instances: readonly InstanceConfig[]): rea
           ] as const,
         ],
   );
+  return new Map(receivers);
 }

@@ -2,6 +2,7 @@ import type { Client } from '@connectrpc/connect';
 import { InstanceState } from '../../gen/baton/v1/instance_pb.ts';
 import type { PoolRegistry } from '../../gen/baton/v1/pool_registry_pb.ts';
 import type { Config, InstanceConfig } from '../config/config.ts';
+import { follow, type Settings } from '../config/settings.ts';
 import { CONNECTORS } from '../connectors/index.ts';
 import type { Logger } from '../obs/log.ts';
 import type { Metrics } from '../obs/metrics.ts';
@@ -51,13 +52,13 @@ const SIM_ENGINE = {
 } as const;
 
 /** The registry of this process; it knows no instance and does not probe yet. */
-export function buildRegistry(config: Config, metrics: Metrics, log: Logger): PoolRegistryService {
+export function buildRegistry(settings: Settings, metrics: Metrics, log: Logger): PoolRegistryService {
   return new PoolRegistryService({
-    health: config.health,
+    health: follow(() => settings.current.health),
     log,
     connectors: Object.keys(CONNECTORS),
-    credentialsOf: (role) => config.instanceDefaults[role],
-    probeKey: (instance) => probeKeyOf(instance, config),
+    credentialsOf: (role) => settings.current.instanceDefaults[role],
+    probeKey: (instance) => probeKeyOf(instance, settings.current),
     onProbe: (kind) => metrics.probed(kind),
   });
 }

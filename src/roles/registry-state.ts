@@ -45,7 +45,7 @@ const content = z.object({
 export async function keepRegistryState(
   registry: PoolRegistryService,
   file: string,
-  keptViews: readonly string[],
+  keptViews: () => readonly string[],
   log: Logger,
   stack: AsyncDisposableStack,
 ): Promise<void> {
@@ -61,7 +61,7 @@ export async function keepRegistryState(
   let timer: NodeJS.Timeout | undefined;
   let writing: Promise<void> = Promise.resolve();
   const write = async () => {
-    const text = `${MAGIC}${JSON.stringify(registry.state(keptViews))}\n`;
+    const text = `${MAGIC}${JSON.stringify(registry.state(keptViews()))}\n`;
     if (text === written) return;
     await replaceFile(file, (handle) => handle.writeFile(text));
     written = text;
@@ -87,7 +87,7 @@ export async function keepRegistryState(
 async function readState(
   registry: PoolRegistryService,
   file: string,
-  keptViews: readonly string[],
+  keptViews: () => readonly string[],
   log: Logger,
 ): Promise<string> {
   const text = await readFile(file, 'utf8').catch((error: unknown) => {
@@ -104,7 +104,7 @@ async function readState(
     );
     return '';
   }
-  const views = Object.entries(state.views).filter(([source]) => keptViews.includes(source));
+  const views = Object.entries(state.views).filter(([source]) => keptViews().includes(source));
   registry.restore({ ...state, views: Object.fromEntries(views) });
   log.info({ file, registered: state.registered.length }, 'the registry goes on from its state file');
   return text;

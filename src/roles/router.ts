@@ -1,6 +1,6 @@
 import type { Client } from '@connectrpc/connect';
 import type { KVCacheStore } from '../../gen/baton/v1/kv_cache_store_pb.ts';
-import type { Config } from '../config/config.ts';
+import { derive, follow, type Settings } from '../config/settings.ts';
 import type { Policy, PolicySettings } from '../core/policy.ts';
 import type { Logger } from '../obs/log.ts';
 import type { Metrics } from '../obs/metrics.ts';
@@ -13,7 +13,7 @@ import { LATE_READ, longestCalmMs } from '../services/instance-record.ts';
 import type { InstanceView } from '../services/instance-view.ts';
 import { LateReads } from '../services/late-reads.ts';
 import { Reuse } from '../services/reuse.ts';
-import { ReusePlanner } from '../services/reuse-planner.ts';
+import { ReusePlanner, type ReuseSettings } from '../services/reuse-planner.ts';
 import { RouterService } from '../services/router.ts';
 import { SilenceWatch } from '../services/silence-watch.ts';
 import { TurnRecorder } from '../services/turn-recorder.ts';
@@ -22,28 +22,39 @@ import { StartError } from './listen.ts';
 
 /** Builds the router of this process; without a store it plans without reuse. */
 export function buildRouter(
-  config: Config,
+  settings: Settings,
   view: InstanceView,
   store: Client<typeof KVCacheStore> | undefined,
   metrics: Metrics,
   log: Logger,
 ): RouterService {
+  const config = settings.current;
+  const prefillPolicy = policyOf('prefill', settings);
+  const decodePolicy = policyOf('decode', settings);
   const router = new RouterService(view, {
     rules: {
-      prefillPolicy: policyOf(config.policy.prefill, config.policies),
-      decodePolicy: policyOf(config.policy.decode, config.policies),
-      minUncachedTokens: config.disagg.minUncachedTokens,
+      get prefillPolicy() {
+        return prefillPolicy();
+      },
+      get decodePolicy() {
+        return decodePolicy();
+      },
+      get minUncachedTokens() {
+        return settings.current.disagg.minUncachedTokens;
+      },
     },
     connector: config.kvConnector,
-    queue: config.queue,
-    limits: config.limits,
-    breaker: config.breaker,
-    slowStartMs: config.health.slowStartMs,
-    lateReads: buildLateReads(config.health, view, metrics, log),
+    queue: follow(() => settings.current.queue),
+    limits: follow(() => settings.current.limits),
+    breaker: follow(() => settings.current.breaker),
+    get slowStartMs() {
+      return settings.current.health.slowStartMs;
+    },
+    lateReads: buildLateReads(settings, view, metrics, log),
     ...(config.identity.clientBound
       ? { bindings: new Bindings((place, reason) => metrics.rebound(place, reason)) }
       : {}),
-    ...(store === undefined ? {} : { reuse: buildReuse(config, view, store, metrics, log) }),
+    ...(store === undefined ? {} : { reuse: buildReuse(settings, view, store, metrics, log) }),
     observe: {
       planned: (mode, reason) => metrics.planned(mode, reason),
       queueLeft: (outcome, ms) => metrics.queueLeft(outcome, ms),
@@ -71,13 +82,16 @@ export function buildRouter(
 const LATE_READ_TEXT =
   'a decode engine stood still while it had blocks of a prefill engine to read, past their lease; its prefix cache may hold wrong KV, so it is drained until it is restarted';
 
-function buildLateReads(health: Config['health'], view: InstanceView, metrics: Metrics, log: Logger): LateReads {
+function buildLateReads(settings: Settings, view: InstanceView, metrics: Metrics, log: Logger): LateReads {
   const now = () => performance.now();
   return new LateReads({
     view,
     silences: new SilenceWatch(view, now),
     // A silence is seen with the first health check that fails.
-    noticeMs: health.intervalMs > 0 && health.timeoutMs > 0 ? longestCalmMs(health) : 0,
+    get noticeMs() {
+      const { health } = settings.current;
+      return health.intervalMs > 0 && health.timeoutMs > 0 ? longestCalmMs(health) : 0;
+    },
     onLate(instance) {
       view.drain(instance, LATE_READ);
       metrics.lateRead();
@@ -93,8 +107,16 @@ const BREAKER_TEXTS = {
   pair: 'two engines cannot hand KV over to each other; others are used for a while',
 } as const;
 
-/** One for each role: a policy may remember what it was told. */
-function policyOf(name: string, settings: PolicySettings): Policy {
+/** One for each role: a policy may remember what it was told, and begins anew when its settings have changed. */
+function policyOf(role: 'prefill' | 'decode', settings: Settings): () => Policy {
+  return derive(
+    settings,
+    ({ policy, policies }) => ({ name: policy[role], policies }),
+    ({ name, policies }) => makePolicy(name, policies),
+  );
+}
+
+function makePolicy(name: string, settings: PolicySettings): Policy {
   const policies: Readonly<Record<string, (settings: PolicySettings) => Policy>> = POLICIES;
   const make = policies[name];
   if (make === undefined) throw new StartError(`unknown policy "${name}"; known: ${Object.keys(policies).join(', ')}`);
@@ -102,23 +124,29 @@ function policyOf(name: string, settings: PolicySettings): Policy {
 }
 
 function buildReuse(
-  config: Config,
+  settings: Settings,
   view: InstanceView,
   store: Client<typeof KVCacheStore>,
   metrics: Metrics,
   log: Logger,
 ): Reuse {
+  const config = settings.current;
   const { guard } = config.reuse;
   const trials = new BidirectionalTrials();
   const memory = new ConversationMemory();
   const habits = new HandleHabits();
-  const planner = new ReusePlanner(store, view, trials, memory, {
-    guard,
-    storeMs: config.timeouts.storeMs,
-    prefillWarmMs: config.timeouts.prefillWarmMs,
-    prefillWarmPerTokenMs: config.timeouts.prefillWarmPerTokenMs,
-    remoteHost: config.kv.remoteHost,
-  });
+  const rules = derive(
+    settings,
+    ({ timeouts: { storeMs, prefillWarmMs, prefillWarmPerTokenMs }, kv: { remoteHost } }): ReuseSettings => ({
+      guard,
+      storeMs,
+      prefillWarmMs,
+      prefillWarmPerTokenMs,
+      remoteHost,
+    }),
+    (part) => part,
+  );
+  const planner = new ReusePlanner(store, view, trials, memory, follow(rules));
   const recorder = new TurnRecorder(store, planner, memory, habits, guard);
   return new Reuse(
     { view, planner, recorder, trials, memory, habits },

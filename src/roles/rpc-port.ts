@@ -1,6 +1,6 @@
 import { createSecureContext } from 'node:tls';
 import type { Config } from '../config/config.ts';
-import { formatProblem } from '../config/problem.ts';
+import type { Settings } from '../config/settings.ts';
 import { parseRpcTokens } from '../core/tenant.ts';
 import type { Logger } from '../obs/log.ts';
 import type { FaultSink } from '../rpc/bind.ts';
@@ -10,7 +10,7 @@ import { type RpcListener, type ServerTls, startRpcListener } from '../rpc/liste
 import type { RpcServices } from '../rpc/routes.ts';
 import { SocketPathError } from '../rpc/unix-socket.ts';
 import { failStart, formatAddress, StartError } from './listen.ts';
-import { watchFiles } from './watched-files.ts';
+import { watchFiles, watchKeys } from './watched-files.ts';
 
 /** Where the RPC services of a process are reached. */
 export interface RpcAddresses {
@@ -20,7 +20,7 @@ export interface RpcAddresses {
 
 /** What {@link openRpc} serves, and with what. */
 export interface RpcParts {
-  readonly config: Config;
+  readonly settings: Settings;
   readonly services: RpcServices;
   readonly callerOf: CallerOf;
   readonly onFault: FaultSink;
@@ -30,13 +30,17 @@ export interface RpcParts {
 
 /** Tells who calls, by the file of tokens, which the stack stops to watch. */
 export function watchCallers(config: Config, log: Logger, stack: AsyncDisposableStack): CallerOf {
-  const tokens = config.rpc.tokensFile === undefined ? undefined : watchTokens(config.rpc.tokensFile, log);
+  const tokens =
+    config.rpc.tokensFile === undefined
+      ? undefined
+      : watchKeys('rpc.tokens_file', config.rpc.tokensFile, parseRpcTokens, log);
   if (tokens !== undefined) stack.use(tokens);
   return createCallerOf(() => tokens?.current, config.reuse.unsafe);
 }
 
 /** Opens the RPC port and the socket, as far as the settings want them; the stack drains and closes both. */
-export async function openRpc({ config, services, callerOf, onFault, log, stack }: RpcParts): Promise<RpcAddresses> {
+export async function openRpc({ settings, services, callerOf, onFault, log, stack }: RpcParts): Promise<RpcAddresses> {
+  const config = settings.current;
   const { host, port, socket, tls } = config.rpc;
   const watchedTls = tls === undefined || port === 'off' ? undefined : watchTls(tls, log, (next) => rpc.useTls(next));
   if (watchedTls !== undefined) stack.use(watchedTls);
@@ -50,7 +54,7 @@ export async function openRpc({ config, services, callerOf, onFault, log, stack 
     onFault,
   }).catch((error: unknown) => failRpc(error, config.rpc));
   // 0 is no limit.
-  stack.defer(() => rpc.close(config.timeouts.drainMs || RPC_MAX_TIMEOUT_MS));
+  stack.defer(() => rpc.close(settings.current.timeouts.drainMs || RPC_MAX_TIMEOUT_MS));
   return {
     ...(port === 'off' ? {} : { rpc: formatAddress(rpc.host, rpc.port) }),
     ...(socket === undefined ? {} : { rpcSocket: socket }),
@@ -65,18 +69,6 @@ function failRpc(error: unknown, { host, port, socket }: Config['rpc']): never {
     throw new StartError(`cannot listen on ${socket}: ${code} (--rpc-socket)`, { cause: error });
   }
   return failStart(error, host, port, '--rpc-port');
-}
-
-function watchTokens(file: string, log: Logger) {
-  return watchFiles({
-    files: [{ name: 'rpc.tokens_file', path: file }],
-    make: ([text = '']) => {
-      const parsed = parseRpcTokens(text, file);
-      if (parsed.kind === 'ok') return parsed.keys;
-      throw new StartError(parsed.problems.map(formatProblem).join('\n'));
-    },
-    log,
-  });
 }
 
 function watchTls(tls: NonNullable<Config['rpc']['tls']>, log: Logger, use: (tls: ServerTls) => void) {

@@ -1,5 +1,6 @@
 import { readFile } from 'node:fs/promises';
 import { readText } from '../config/load.ts';
+import { formatProblem, type Problem } from '../config/problem.ts';
 import { errorFields, type Logger } from '../obs/log.ts';
 import { StartError } from './listen.ts';
 
@@ -72,4 +73,25 @@ export function watchFiles<T>({ files, make, use, log, intervalMs = 500 }: Watch
     },
     [Symbol.dispose]: () => clearInterval(timer),
   };
+}
+
+/** Watches a file of keys; `name` is the key of the file of settings that names it. */
+export function watchKeys<T>(
+  name: string,
+  path: string,
+  parse: (
+    text: string,
+    file: string,
+  ) => { readonly kind: 'ok'; readonly keys: T } | { readonly kind: 'error'; readonly problems: readonly Problem[] },
+  log: Logger,
+): Watched<T> {
+  return watchFiles({
+    files: [{ name, path }],
+    make: ([text = '']) => {
+      const parsed = parse(text, path);
+      if (parsed.kind === 'ok') return parsed.keys;
+      throw new StartError(parsed.problems.map(formatProblem).join('\n'));
+    },
+    log,
+  });
 }

@@ -1,9 +1,9 @@
 import type { Instance } from '../../gen/baton/v1/instance_pb.ts';
 import { Leg, LegEnding, type LegReport } from '../../gen/baton/v1/router_pb.ts';
-import { Breaker, type CallOutcome } from '../core/breaker.ts';
+import { Breaker, type BreakerRules, type CallOutcome } from '../core/breaker.ts';
 import type { InstanceView } from './instance-view.ts';
 
-/** Settings of {@link Breakers}; 0 failures: no breaker of that kind. */
+/** Settings of {@link Breakers}, read when they are used; 0 failures: no breaker of that kind. */
 export interface BreakerSettings {
   /** Failed legs in a row that open the breaker of an instance. */
   readonly failures: number;
@@ -133,15 +133,22 @@ export class Breakers {
   }
 
   #add(key: string, owner: BreakerOwner): Entry | undefined {
-    const { failures, pairFailures, openMs } = this.#settings;
+    const settings = this.#settings;
     const isPair = owner.scope === 'pair';
     const ids = isPair ? [owner.prefillId, owner.decodeId] : [owner.instanceId];
     const instances = this.#view.snapshot().filter(({ id }) => ids.includes(id));
-    const limit = isPair ? pairFailures : failures;
-    if (instances.length < ids.length || limit === 0) return undefined;
+    const rules: BreakerRules = {
+      get failures() {
+        return isPair ? settings.pairFailures : settings.failures;
+      },
+      get openMs() {
+        return settings.openMs;
+      },
+    };
+    if (instances.length < ids.length || rules.failures === 0) return undefined;
     const entry: Entry = {
       owner,
-      breaker: new Breaker({ failures: limit, openMs }),
+      breaker: new Breaker(rules),
       lives: new Map(instances.map((instance) => [instance.id, lifeOf(instance)])),
     };
     this.#entries.set(key, entry);

@@ -371,9 +371,10 @@ export class InstanceRecord {
   }
 
   #newSigns(): SignsOfLife {
-    const { intervalMs, timeoutMs } = this.#health;
-    const isWatched = intervalMs > 0 && timeoutMs > 0;
-    return new SignsOfLife(isWatched ? longestCalmMs(this.#health) : Number.POSITIVE_INFINITY);
+    return new SignsOfLife(() => {
+      const { intervalMs, timeoutMs } = this.#health;
+      return intervalMs > 0 && timeoutMs > 0 ? longestCalmMs(this.#health) : Number.POSITIVE_INFINITY;
+    });
   }
 }
 

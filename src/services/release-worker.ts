@@ -18,7 +18,7 @@ export type ReleaseResult = 'sent' | 'failed' | 'unusable';
 export interface ReleaseDeps extends OneTokenDeps {
   readonly store: Client<typeof KVCacheStore>;
   readonly view: InstanceView;
-  readonly remoteHost: RemoteHostRule;
+  readonly remoteHost: () => RemoteHostRule;
   readonly observe: (result: ReleaseResult, blocks: number) => void;
   /** How often the queues are looked at without being told that they grew, milliseconds; a store elsewhere tells nothing. */
   readonly lookMs: number;
@@ -140,7 +140,7 @@ export class ReleaseWorker implements AsyncDisposable {
     if (entry === undefined || handle === undefined) return 'unusable';
     const check = checkHandle(handle, { flag: 'do_remote_decode', blockSize: entry.engineBlockSize });
     const release = check.ok ? releaseHandle(handle) : undefined;
-    const host = usableRemoteHost(handle.remoteHost ?? '', this.#deps.remoteHost, owner.url, carrier.url);
+    const host = usableRemoteHost(handle.remoteHost ?? '', this.#deps.remoteHost(), owner.url, carrier.url);
     if (release === undefined || host === undefined) return 'unusable';
     const params = new TextDecoder().decode(encodeKvTransferParams({ ...release, remoteHost: host }));
     const model = JSON.stringify(entry.key?.model ?? '');

@@ -7,7 +7,8 @@ import {
   type RequestFacts,
   type Target,
 } from '../../gen/baton/v1/router_pb.ts';
-import type { Policy, PolicyRequest } from '../core/policy.ts';
+import type { PlanRules } from '../core/plan.ts';
+import type { PolicyRequest } from '../core/policy.ts';
 import type { Place } from './bindings.ts';
 import type { Breakers, Trials } from './breakers.ts';
 import type { PreparedReuse } from './reuse.ts';
@@ -39,7 +40,7 @@ type NewPlan = Pick<Reservation, 'plan' | 'key' | 'response' | 'facts' | 'reuse'
 interface ReservationsDeps {
   readonly seats: Seats;
   readonly breakers: Breakers;
-  readonly policies: Readonly<Record<Place, Policy>>;
+  readonly rules: Pick<PlanRules, 'prefillPolicy' | 'decodePolicy'>;
   /** Told when a place is free again. */
   readonly onRoom: () => void;
   readonly now: () => number;
@@ -79,7 +80,8 @@ export class Reservations {
 
   /** Takes the places of a plan. */
   add({ plan, key, response, facts, reuse }: NewPlan): void {
-    const { policies } = this.#deps;
+    const { prefillPolicy, decodePolicy } = this.#deps.rules;
+    const policies = { prefill: prefillPolicy, decode: decodePolicy };
     const now = this.#deps.now();
     for (const [id, { expiresAt, reuse: abandoned }] of this.#byId) {
       if (expiresAt > now) break;

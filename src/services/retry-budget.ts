@@ -1,33 +1,38 @@
+/** Settings of a {@link RetryBudget}, read when they are used. */
+export interface RetrySettings {
+  /** Retries per hundred requests; 0: none at all. */
+  readonly budgetPercent: number;
+}
+
 /** Keeps retries a share of the requests, so that a sick pool is not finished off by its own retries. */
 export class RetryBudget {
-  readonly #percent: number;
+  readonly #settings: RetrySettings;
   readonly #now: () => number;
   /** In hundredths of a retry: whole numbers add up exactly. */
-  #hundredths: number;
+  #hundredths = RESERVE;
   /** Earned in the running window and in the one before. */
   #earned = 0;
   #earnedBefore = 0;
   #windowEnd = 0;
 
-  /** @param percent retries per hundred requests; 0: none at all */
-  constructor(percent: number, now: () => number) {
-    this.#percent = percent;
+  constructor(settings: RetrySettings, now: () => number) {
+    this.#settings = settings;
     this.#now = now;
-    this.#hundredths = percent > 0 ? RESERVE : 0;
   }
 
   /** Counts a request. */
   earn(): void {
     this.#turn();
-    this.#earned += this.#percent;
+    const { budgetPercent } = this.#settings;
+    this.#earned += budgetPercent;
     // What is saved grows with the traffic: an engine that dies takes its share of it along at once.
     const most = Math.max(RESERVE, this.#earned + this.#earnedBefore);
-    this.#hundredths = Math.min(most, this.#hundredths + this.#percent);
+    this.#hundredths = Math.min(most, this.#hundredths + budgetPercent);
   }
 
   /** Takes one retry; false when the budget is spent. */
   take(): boolean {
-    if (this.#hundredths < 100) return false;
+    if (this.#settings.budgetPercent === 0 || this.#hundredths < 100) return false;
     this.#hundredths -= 100;
     return true;
   }

@@ -32,10 +32,10 @@ import { PoolCache } from './pool-cache.ts';
 import { type QueueLimits, RequestQueue } from './request-queue.ts';
 import { type FinishedPlan, PLACES, policyRequest, Reservations } from './reservations.ts';
 import type { PreparedReuse, Reuse } from './reuse.ts';
-import { type SeatLimits, Seats } from './seats.ts';
+import { type SeatLimits, type SeatStart, Seats } from './seats.ts';
 
-/** Settings of {@link RouterService}; times in milliseconds. */
-export interface RouterOptions {
+/** Settings of {@link RouterService}, read when they are used; times in milliseconds. */
+export interface RouterOptions extends SeatStart {
   readonly rules: PlanRules;
   /** Connector of the instances that are planned with. */
   readonly connector: string;
@@ -44,8 +44,6 @@ export interface RouterOptions {
   /** Requests of the router, and legs of an instance, at a time; 0: any number. */
   readonly limits: SeatLimits & { readonly requests: number };
   readonly breaker: BreakerSettings;
-  /** Until an instance that is new, or began a new life, gets its whole share of the work, milliseconds; 0: at once. */
-  readonly slowStartMs: number;
   /** Told of every leg that is reported. */
   readonly lateReads?: Pick<LateReads, 'note'>;
   /** Decode-to-prefill reuse; without it every plan is cold. */
@@ -111,7 +109,7 @@ export class RouterService {
     this.#options = options;
     this.#now = options.now ?? (() => performance.now());
     this.#random = options.random ?? Math.random;
-    this.#seats = new Seats(this.#now, options.limits, options.slowStartMs);
+    this.#seats = new Seats(this.#now, options.limits, options);
     this.#pools = new PoolCache(view.snapshot, this.#seats, options.connector);
     const observe: ObserveBreaker = (owner, to) => options.observe?.breaker(owner, to);
     this.breakers = new Breakers(view, options.breaker, observe, this.#now);
@@ -124,7 +122,7 @@ export class RouterService {
     this.#reservations = new Reservations({
       seats: this.#seats,
       breakers: this.breakers,
-      policies: { prefill: options.rules.prefillPolicy, decode: options.rules.decodePolicy },
+      rules: options.rules,
       onRoom: () => this.#queue.pump(),
       now: this.#now,
     });
@@ -143,6 +141,11 @@ export class RouterService {
   /** Requests that wait for a routable pair, or for room on one. */
   get queueDepth(): number {
     return this.#queue.depth;
+  }
+
+  /** Other settings are in force: who waits may have room by them. */
+  tryWaiting(): void {
+    this.#queue.pump();
   }
 
   /** Nobody waits here any more: another router, or the next one, has all the time that is left to a request. */

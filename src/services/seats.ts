@@ -7,8 +7,14 @@ import { pickRank } from '../core/ranks.ts';
 /** Least part of its share that an instance gets while it begins. */
 const LEAST_SHARE = 0.1;
 
+/** How an instance begins. */
+export interface SeatStart {
+  /** Until it has its whole share of the work, milliseconds; 0: at once. */
+  readonly slowStartMs: number;
+}
+
 interface Ramp {
-  readonly ms: number;
+  readonly start: SeatStart;
   readonly now: () => number;
 }
 
@@ -41,8 +47,9 @@ class Seat implements Seated {
 
   /** Caches of a new life are cold, and a policy that looks for the least loaded one would send everything there. */
   #share(): number {
-    if (this.readySince === Number.NEGATIVE_INFINITY || this.#ramp.ms === 0) return 1;
-    return Math.min(1, Math.max(LEAST_SHARE, (this.#ramp.now() - this.readySince) / this.#ramp.ms));
+    const { slowStartMs } = this.#ramp.start;
+    if (this.readySince === Number.NEGATIVE_INFINITY || slowStartMs === 0) return 1;
+    return Math.min(1, Math.max(LEAST_SHARE, (this.#ramp.now() - this.readySince) / slowStartMs));
   }
 }
 
@@ -61,17 +68,25 @@ export class Seats {
   /** Some instance was READY before: with nobody there, nothing is to be spared from one that begins. */
   #hasBegun = false;
   readonly #full = new Set<string>();
+  /** The limits that `#full` goes by. */
+  #marked: SeatLimits;
   #picks = 0;
 
-  /** @param slowStartMs until an instance that begins has its whole share, 0: at once */
-  constructor(now: () => number, limits: SeatLimits, slowStartMs: number) {
+  /** Both settings may change at any time. */
+  constructor(now: () => number, limits: SeatLimits, start: SeatStart) {
     this.#now = now;
     this.#limits = limits;
-    this.#ramp = { ms: slowStartMs, now };
+    this.#marked = { ...limits };
+    this.#ramp = { start, now };
   }
 
   /** Instances that have as many legs as they may. */
   get full(): ReadonlySet<string> {
+    const { prefill, decode } = this.#limits;
+    if (prefill !== this.#marked.prefill || decode !== this.#marked.decode) {
+      this.#marked = { prefill, decode };
+      for (const seat of this.#byId.values()) this.#mark(seat);
+    }
     return this.#full;
   }
 
@@ -155,7 +170,7 @@ export class Seats {
   }
 
   #mark({ id, instance, inFlight }: Seat): void {
-    const { prefill, decode } = this.#limits;
+    const { prefill, decode } = this.#marked;
     const limit = instance.role === Role.PREFILL ? prefill : decode;
     if (limit > 0 && inFlight >= limit) this.#full.add(id);
     else this.#full.delete(id);

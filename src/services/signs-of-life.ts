@@ -4,15 +4,17 @@ import { type Silence, SilenceSchema } from '../../gen/baton/v1/instance_pb.ts';
 
 /** When an instance was last heard of, and the last time for which it was not; times in milliseconds of one clock. */
 export class SignsOfLife {
-  readonly #calmMs: number;
+  readonly #calmMs: () => number;
+  /** What held when it was heard of last. */
+  #calmBefore = 0;
   #heardAt: number | undefined;
   #from = 0;
   /** When the silence was noticed, or was over. */
   #toldAt = 0;
   #state: 'none' | 'lasting' | 'ended' = 'none';
 
-  /** @param calmMs longest time between two signs of an instance in good health; Infinity where nobody looks regularly */
-  constructor(calmMs: number) {
+  /** @param calmMs longest time between two signs of an instance in good health now; Infinity where nobody looks regularly */
+  constructor(calmMs: () => number) {
     this.#calmMs = calmMs;
   }
 
@@ -21,7 +23,10 @@ export class SignsOfLife {
     const last = this.#heardAt;
     this.#heardAt = now;
     // Whoever looks may have stood still himself: then nothing is known of that time either.
-    const unseen = last !== undefined && now - last > this.#calmMs;
+    const calm = this.#calmMs();
+    // Where the pace has changed meanwhile, both were kept to.
+    const unseen = last !== undefined && now - last > Math.max(calm, this.#calmBefore);
+    this.#calmBefore = calm;
     if (this.#state !== 'lasting' && !unseen) return;
     if (this.#state !== 'lasting') this.#from = last ?? now;
     this.#state = 'ended';

@@ -14,6 +14,7 @@ import {
   RequestFactsSchema,
 } from '../../gen/baton/v1/router_pb.ts';
 import { TokenChainSchema } from '../../gen/baton/v1/tokens_pb.ts';
+import { Settings } from '../../src/config/settings.ts';
 import { buildChain } from '../../src/core/chain.ts';
 import { decodeKvTransferParams } from '../../src/core/kv-transfer.ts';
 import { SILENT_LOGGER } from '../../src/obs/log.ts';
@@ -51,7 +52,8 @@ async function setUp() {
   const client = createDirectClient(KVCacheStore, new KvCacheStoreService({ store, callerOf: () => EVERYTHING }));
   const pools = new Pools(READY);
   const metrics = new Metrics({ version: '0' });
-  const routerOf = () => buildRouter(configOf({}, 'timeouts: {store: 5s}'), pools, client, metrics, SILENT_LOGGER);
+  const settings = new Settings(configOf({}, 'timeouts: {store: 5s}'));
+  const routerOf = () => buildRouter(settings, pools, client, metrics, SILENT_LOGGER);
   const key = { tenant: 't', model: 'm', conversationId: 'c' };
   const entries = async () => (await client.getEntry({ selector: { case: 'key', value: key } })).entries;
   return { pools, entries, client, key, planner: routerOf(), other: routerOf() };

@@ -26,13 +26,18 @@ function setUpAdmin(ids: readonly string[], tokens?: Callers) {
     if (isOperator !== undefined) return { ...EVERYTHING, isOperator };
     return new BatonError({ reason: 'CREDENTIAL_REQUIRED', message: 'a token is needed' });
   };
-  const app = buildAdmin(new Metrics({ version: 't' }), {
-    registry: createDirectClient(PoolRegistry, world.registry),
-    callerOf,
-    hasTokens: tokens !== undefined,
-    toBatonError: (error) => batonErrorFrom(error, 'INTERNAL'),
-    connector: 'nixl',
-  });
+  const gate = { callerOf, hasTokens: tokens !== undefined };
+  const reload = () => ({ kind: 'ok' as const, applied: ['queue.max'], restart: [] });
+  const app = buildAdmin(
+    new Metrics({ version: 't' }),
+    { ...gate, reload },
+    {
+      ...gate,
+      registry: createDirectClient(PoolRegistry, world.registry),
+      toBatonError: (error) => batonErrorFrom(error, 'INTERNAL'),
+      connector: 'nixl',
+    },
+  );
   open = app;
   const ask = async (
     method: 'GET' | 'POST' | 'DELETE',
@@ -138,11 +143,13 @@ describe('/workers', () => {
       ['POST', '/workers/d:1/drain'],
       ['POST', '/workers/d:1/resume'],
       ['DELETE', '/workers/d:1'],
+      ['POST', '/-/reload'],
     ] as const) {
       expect(await status(method, path, undefined, { token: 'reader' }), path).toBe(403);
       expect(await status(method, path), path).toBe(401);
     }
     expect(await status('DELETE', '/workers/d:1', undefined, { token: 'operator', from: '10.0.0.9' })).toBe(200);
+    expect(await status('POST', '/-/reload', {}, { token: 'operator', from: '10.0.0.9' })).toBe(200);
   });
 
   it('without tokens takes changes from this machine alone, and none that a page of another site sends', async () => {
@@ -154,5 +161,7 @@ describe('/workers', () => {
     expect((await drain({ headers: { origin: 'http://evil.example', host: 'evil.example' } })).status).toBe(403);
     expect((await drain({ headers: { origin: 'http://127.0.0.1:29000', host: '127.0.0.1:29000' } })).status).toBe(200);
     expect((await drain({ from: '::ffff:127.0.0.1' })).status).toBe(200);
+    expect((await ask('POST', '/-/reload', undefined, { from: '10.0.0.9' })).status).toBe(403);
+    expect((await ask('POST', '/-/reload')).body).toEqual({ applied: ['queue.max'], needs_restart: [] });
   });
 });

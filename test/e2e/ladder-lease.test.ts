@@ -104,7 +104,7 @@ async function start(): Promise<Handed> {
         noteAlive: () => undefined,
         chainOf: () => create(TokenChainSchema),
         toBatonError: (error) => new BatonError({ reason: 'INTERNAL', message: String(error) }),
-        retryBudget: new RetryBudget(20, () => performance.now()),
+        retryBudget: new RetryBudget({ budgetPercent: 20 }, () => performance.now()),
         limits: {
           queueMs: 0,
           routerMs: 0,

@@ -21,7 +21,7 @@ export interface BatonProcess extends AsyncDisposable {
   /** Sends a signal; resolves with the exit code once it has ended, null after SIGKILL. */
   readonly end: (signal: 'SIGTERM' | 'SIGKILL') => Promise<number | null>;
   /** Sends a signal that does not end it. */
-  readonly signal: (signal: 'SIGSTOP' | 'SIGCONT') => void;
+  readonly signal: (signal: 'SIGSTOP' | 'SIGCONT' | 'SIGHUP') => void;
 }
 
 /** Starts `bin/baton serve` on free ports with JSON logs; resolves when it is up. Disposing ends it. */

@@ -20,6 +20,7 @@ export function cliHost(argv: readonly string[], parts: Partial<CliHost> = {}) {
     start: () => Promise.reject(new Error('nothing is started')),
     stopRequested: async () => 'SIGINT',
     signalGroup: () => false,
+    onHangUp: () => {},
     ...parts,
   };
   return { host, seen };

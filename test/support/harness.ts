@@ -1,8 +1,9 @@
 import type { Config } from '../../src/config/config.ts';
-import { loadConfig } from '../../src/config/load-config.ts';
+import { type Loaded, type LoadResult, loadConfig } from '../../src/config/load-config.ts';
 import { CONNECTORS } from '../../src/connectors/index.ts';
 import { createLogger } from '../../src/obs/log.ts';
 import { POLICIES } from '../../src/policies/index.ts';
+import type { ReloadSource } from '../../src/roles/reload.ts';
 import { type Running, startBaton } from '../../src/roles.ts';
 import type { SimOptions } from '../../src/sim/options.ts';
 import { type Sim, startSim } from '../../src/sim/start-sim.ts';
@@ -36,28 +37,44 @@ export interface HarnessOptions {
   readonly env?: Readonly<Record<string, string>>;
 }
 
+/** What settings of a test are made from, on free ports. */
+export function loadInput(
+  flags: Readonly<Record<string, string | readonly string[]>>,
+  env: Readonly<Record<string, string>> = {},
+) {
+  return {
+    flags: { host: '127.0.0.1', port: '0', 'rpc-port': '0', 'admin-port': '0', ...flags },
+    env,
+    known: { policies: Object.keys(POLICIES), connectors: Object.keys(CONNECTORS), stores: Object.keys(STORES) },
+    terminal: false,
+  };
+}
+
+/** Settings that must be without a mistake. */
+export function checked(loaded: LoadResult): Loaded {
+  if (loaded.kind === 'error') throw new Error(JSON.stringify(loaded.problems));
+  return loaded;
+}
+
 /** The configuration of flags and a file, as `baton serve` would load it. */
 export function configOf(
   flags: Readonly<Record<string, string | readonly string[]>>,
   yaml?: string,
   env: Readonly<Record<string, string>> = {},
 ): Config {
-  const loaded = loadConfig({
-    flags: { host: '127.0.0.1', port: '0', 'rpc-port': '0', 'admin-port': '0', ...flags },
-    env,
-    ...(yaml === undefined ? {} : { fileText: yaml, fileName: 'test.yaml' }),
-    known: { policies: Object.keys(POLICIES), connectors: Object.keys(CONNECTORS), stores: Object.keys(STORES) },
-    terminal: false,
-  });
-  if (loaded.kind === 'error') throw new Error(JSON.stringify(loaded.problems));
-  return loaded.config;
+  const file = yaml === undefined ? {} : { fileText: yaml, fileName: 'test.yaml' };
+  return checked(loadConfig({ ...loadInput(flags, env), ...file })).config;
 }
 
 /** Starts baton with a log that the test can read. */
-export async function startQuietly(config: Config): Promise<{ baton: Running; log: Record<string, unknown>[] }> {
+export async function startQuietly(
+  config: Config,
+  reload?: ReloadSource,
+): Promise<{ baton: Running; log: Record<string, unknown>[] }> {
   const log: Record<string, unknown>[] = [];
   const destination = { write: (line: string) => log.push(JSON.parse(line)) };
-  const baton = await startBaton(config, { log: createLogger({ level: 'debug', format: 'json', destination }) });
+  const logger = createLogger({ level: 'debug', format: 'json', destination });
+  const baton = await startBaton(config, { log: logger, ...(reload === undefined ? {} : { reload }) });
   return { baton, log };
 }
 

@@ -26,6 +26,7 @@ function fakeHost(line: string, parts: Partial<CliHost> = {}) {
         stop: async ({ settle = false } = {}) => {
           told.events.push(settle ? 'settle and stop' : 'stop');
         },
+        reload: (cause) => told.events.push(cause),
       };
     },
     stopRequested: async () => {
@@ -107,7 +108,7 @@ describe('serve', () => {
     expect(await runCli(host)).toBe(0);
     expect(seen.out).toContain('curl http://127.0.0.1:4321/v1/chat/completions');
     const off = fakeHost('serve --sim', {
-      start: async () => ({ addresses: { facade: 'off' }, stop: async () => {} }),
+      start: async () => ({ addresses: { facade: 'off' }, stop: async () => {}, reload: () => {} }),
     });
     expect(await runCli(off.host)).toBe(0);
     expect(off.seen.out).toBe('');

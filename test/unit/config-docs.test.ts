@@ -13,10 +13,10 @@ function keyTable(): string {
     .map((key) => ({ ...key, path: key.path.replace(/^pools\.\w+\./, 'pools.*.') }))
     .filter((key, i, all) => all.findIndex((other) => other.path === key.path) === i)
     .map(
-      ({ path, fallback, about }) =>
-        `| \`${path}\` | ${/[` ]|^none$|^required$/.test(fallback) ? fallback : `\`${fallback}\``} | ${about} |`,
+      ({ path, fallback, about, live }) =>
+        `| \`${path}\` | ${/[` ]|^none$|^required$/.test(fallback) ? fallback : `\`${fallback}\``} | ${live ? 'yes' : '–'} | ${about} |`,
     );
-  return ['| key | default | meaning |', '|---|---|---|', ...rows].join('\n');
+  return ['| key | default | live | meaning |', '|---|---|---|---|', ...rows].join('\n');
 }
 
 function flagTable(): string {
@@ -83,8 +83,9 @@ describe('docs/configuration.md', () => {
     const document = new Document({});
     for (const { path, fallback } of lines) document.setIn(path.split('.'), parse(fallback));
     const written = document.toString();
-    expect(loadConfig({ flags: {}, env: {}, fileText: written, known, terminal: false })).toEqual(
-      loadConfig({ flags: {}, env: {}, known, terminal: false }),
-    );
+    const load = (fileText: string) => loadConfig({ flags: {}, env: {}, fileText, known, terminal: false });
+    expect(load(written)).toMatchObject({ kind: 'ok' });
+    const read = (fileText: string) => ({ ...load(fileText), input: {}, source: {} });
+    expect(read(written)).toEqual(read(''));
   });
 });

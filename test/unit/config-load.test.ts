@@ -345,7 +345,7 @@ describe('policies and connectors', () => {
       '--kv-connector: expected one of nixl, nixl-push, lmcache, none, got "zmq"',
     );
     const fileText = 'instances:\n  - {url: "http://x:1", role: both, connector: zmq}\n';
-    expect(problems({ fileText })[0]).toMatch(/^baton\.yaml:2:37: expected one of nixl/);
+    expect(problems({ fileText })[0]).toMatch(/^baton\.yaml:2:37: instances\[0\]\.connector: expected one of nixl/);
   });
 
   test.each([

@@ -14,7 +14,7 @@ const NOTICE_MS = 7_500;
 /** One D as its registry sees it, and what a router concludes; time is moved by the test. */
 function setUp() {
   const now = () => performance.now();
-  const signs = new SignsOfLife(NOTICE_MS);
+  const signs = new SignsOfLife(() => NOTICE_MS);
   const life = { generation: 1 };
   const tell = () => {
     const silence = signs.toMessage();
@@ -171,4 +171,20 @@ describe('silence', () => {
     pools.set([decodeOf('d', { silence: create(SilenceSchema, { length: durationFromMs(700) }) })]);
     expect(silences.silentForMs('d')).toBe(700);
   });
+});
+
+it('a change of the pace of the checks is no silence', () => {
+  let calm = 100;
+  const signs = new SignsOfLife(() => calm);
+  signs.heard(0);
+  calm = 10;
+  signs.heard(90);
+  expect(signs.toMessage()).toBeUndefined();
+  calm = 100;
+  signs.heard(180);
+  expect(signs.toMessage()).toBeUndefined();
+  calm = 10;
+  signs.heard(190);
+  signs.heard(210);
+  expect(signs.toMessage()?.ended).toBe(true);
 });

@@ -31,7 +31,7 @@ const TABLE: Readonly<Record<string, Row>> = {
   policies: { areas: ['core', 'gen'], packages: [PROTOBUF] },
   connectors: { areas: ['core', 'gen'], packages: [PROTOBUF] },
   call: { areas: ['core', 'gen'], types: ['obs'], packageTypes: ['@connectrpc/connect'] },
-  config: { areas: ['core', 'gen'], packages: ['zod', 'yaml'] },
+  config: { areas: ['core', 'gen'], packages: ['zod', 'yaml', 'node:util'] },
   'config/load': { areas: ['core', 'gen'], packages: ['zod', 'yaml', 'node:'] },
   // Finds package.json, from src and from dist/src.
   'config/version': { packages: ['node:'] },

@@ -13,7 +13,7 @@ function earn(budget: RetryBudget, requests: number): void {
 }
 
 test('a quiet process may retry ten times at once', () => {
-  expect(takeAll(new RetryBudget(20, () => 0))).toBe(10);
+  expect(takeAll(new RetryBudget({ budgetPercent: 20 }, () => 0))).toBe(10);
 });
 
 test.each([
@@ -24,7 +24,7 @@ test.each([
   [7, 100, 7],
   [100, 3, 3],
 ])('%i %% of %i requests are %i retries', (percent, requests, retries) => {
-  const budget = new RetryBudget(percent, () => 0);
+  const budget = new RetryBudget({ budgetPercent: percent }, () => 0);
   takeAll(budget);
   earn(budget, requests);
   expect(takeAll(budget)).toBe(retries);
@@ -32,7 +32,7 @@ test.each([
 
 test('a busy process saves what it earned lately and no more', () => {
   let now = 0;
-  const budget = new RetryBudget(20, () => now);
+  const budget = new RetryBudget({ budgetPercent: 20 }, () => now);
   for (; now < 100_000; now += 10) earn(budget, 1);
   // 100 requests a second: 20 retries a second, of at most two windows of 10 s.
   const saved = takeAll(budget);
@@ -42,7 +42,7 @@ test('a busy process saves what it earned lately and no more', () => {
 
 test('what was saved shrinks to the reserve when there is no traffic any more', () => {
   let now = 0;
-  const budget = new RetryBudget(50, () => now);
+  const budget = new RetryBudget({ budgetPercent: 50 }, () => now);
   earn(budget, 10_000);
   now = 60_000;
   earn(budget, 1);
@@ -50,7 +50,7 @@ test('what was saved shrinks to the reserve when there is no traffic any more', 
 });
 
 test('0 % is no retry at all', () => {
-  const budget = new RetryBudget(0, () => 0);
+  const budget = new RetryBudget({ budgetPercent: 0 }, () => 0);
   earn(budget, 1000);
   expect(budget.take()).toBe(false);
 });

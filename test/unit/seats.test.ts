@@ -11,7 +11,7 @@ const life = (generation: number, more: Partial<Instance> = {}) => ({
 
 test('an instance that begins gets ever more of its share; those of the start, and one that was only away, the whole', () => {
   let now = 0;
-  const seats = new Seats(() => now, { prefill: 0, decode: 0 }, 1000);
+  const seats = new Seats(() => now, { prefill: 0, decode: 0 }, { slowStartMs: 1000 });
   const describe = (instances: readonly Instance[]) => {
     for (const instance of instances) seats.describe(instance);
     seats.retain(new Set(instances.map(({ id }) => id)));
@@ -35,7 +35,7 @@ test('an instance that begins gets ever more of its share; those of the start, a
 });
 
 test('is full at its limit, which is its role’s, and not any more when a leg has ended', () => {
-  const seats = new Seats(() => 0, { prefill: 1, decode: 2 }, 0);
+  const seats = new Seats(() => 0, { prefill: 1, decode: 2 }, { slowStartMs: 0 });
   for (const instance of [prefillOf('p'), decodeOf('d')]) seats.describe(instance);
   for (const id of ['p', 'd']) seats.take(id);
   expect([...seats.full]).toEqual(['p']);

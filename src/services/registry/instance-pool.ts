@@ -79,6 +79,11 @@ export class InstancePool implements AsyncDisposable {
     this.#prober.start();
   }
 
+  /** The pace of the probes has changed. */
+  repace(): void {
+    this.#prober.repace();
+  }
+
   get isClosed(): boolean {
     return this.#closed;
   }

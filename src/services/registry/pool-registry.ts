@@ -115,6 +115,11 @@ export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, In
     this.#pool.start();
   }
 
+  /** Other health settings are in force. */
+  repace(): void {
+    this.#pool.repace();
+  }
+
   /** Revision of the newest change. */
   get revision(): bigint {
     return this.#pool.revision;

@@ -6,6 +6,7 @@ import { type HealthSettings, type InstanceRecord, type InstanceSpec, PROBE_JITT
 
 /** What a {@link Prober} runs on. */
 export interface ProberOptions {
+  /** Read when it is used; {@link Prober.repace} follows a change. */
   readonly health: HealthSettings;
   readonly log: Logger;
   readonly probe: Probe;
@@ -82,6 +83,16 @@ export class Prober implements AsyncDisposable {
     if (runner !== undefined) this.#probeSoon(runner);
   }
 
+  /** The pace has changed: each next probe is when it would be had the pace been so before. */
+  repace(): void {
+    const now = this.#options.clock.now();
+    for (const runner of this.#runners.values()) {
+      if (runner.probing) continue;
+      const delay = this.#delayOf(runner);
+      this.#schedule(runner, delay === undefined ? undefined : Math.max(0, runner.lastProbeAt + delay - now));
+    }
+  }
+
   /** Resolves when no timer and no socket is left. */
   async [Symbol.asyncDispose](): Promise<void> {
     this.#stop.abort();
@@ -135,7 +146,7 @@ export class Prober implements AsyncDisposable {
   }
 
   async #probeOnce(runner: Runner): Promise<void> {
-    const { clock, health, log, onProbe, onResult, probe, random } = this.#options;
+    const { clock, health, log, onProbe, onResult, probe } = this.#options;
     const { record } = runner;
     const startedAt = clock.now();
     runner.probing = true;
@@ -164,7 +175,12 @@ export class Prober implements AsyncDisposable {
       this.#probeSoon(runner);
       return;
     }
+    this.#schedule(runner, this.#delayOf(runner));
+  }
+
+  /** From one probe to the next; undefined where none is due. */
+  #delayOf({ record }: Runner): number | undefined {
     const delay = record.nextDelayMs();
-    this.#schedule(runner, delay === undefined ? undefined : delay * (1 - PROBE_JITTER + 2 * PROBE_JITTER * random()));
+    return delay === undefined ? undefined : delay * (1 - PROBE_JITTER + 2 * PROBE_JITTER * this.#options.random());
   }
 }
