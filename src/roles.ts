@@ -1,3 +1,4 @@
+import { AsyncDisposableStack } from '@whatwg-node/disposablestack';
 import { PoolRegistry } from '../gen/baton/v1/pool_registry_pb.ts';
 import { Router } from '../gen/baton/v1/router_pb.ts';
 import type { Config } from './config/config.ts';

@@ -3,14 +3,12 @@ import type { RawFlags } from '../config/flag-layers.ts';
 import { configFile, loadConfigFile, readText } from '../config/load.ts';
 import { loadConfig } from '../config/load-config.ts';
 import { formatProblem, type Problem } from '../config/problem.ts';
-import { CONNECTORS } from '../connectors/index.ts';
+import { KNOWN } from '../known.ts';
 import type { LaunchFlagValues } from '../launch/flags.ts';
 import { createLogger, errorFields, type Logger } from '../obs/log.ts';
-import { POLICIES } from '../policies/index.ts';
 import type { ReloadSource } from '../roles/reload.ts';
 import type { Running } from '../roles.ts';
 import type { SimOptions } from '../sim/options.ts';
-import { STORES } from '../stores/index.ts';
 import { FAILED, OK, USAGE } from './exit-codes.ts';
 import { hashKeyLine } from './hash-key.ts';
 import { type ParsedCommand, parseCommand } from './parse-command.ts';
@@ -43,8 +41,6 @@ export interface CliHost {
   /** Resolves at the first request to stop. */
   stopRequested(): Promise<StopSignal>;
 }
-
-const KNOWN = { policies: Object.keys(POLICIES), connectors: Object.keys(CONNECTORS), stores: Object.keys(STORES) };
 
 /** Runs one command line to its end; resolves with the exit code: 0, 1 for a failed start, 2 for a mistake in the settings. */
 export async function runCli(host: CliHost): Promise<number> {

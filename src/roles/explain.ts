@@ -1,5 +1,6 @@
 import { createHash } from 'node:crypto';
 import { create } from '@bufbuild/protobuf';
+import { AsyncDisposableStack } from '@whatwg-node/disposablestack';
 import { type ExplainRouteResponse, RequestFactsSchema } from '../../gen/baton/v1/router_pb.ts';
 import type { Config } from '../config/config.ts';
 import { BatonError } from '../core/errors.ts';

@@ -1,3 +1,4 @@
+import { AsyncDisposableStack } from '@whatwg-node/disposablestack';
 import type { SimOptions } from './options.ts';
 import { type Sim, startSim } from './start-sim.ts';
 

@@ -24,13 +24,14 @@ export interface BatonProcess extends AsyncDisposable {
   readonly signal: (signal: 'SIGSTOP' | 'SIGCONT' | 'SIGHUP') => void;
 }
 
-/** Starts `bin/baton serve` on free ports with JSON logs; resolves when it is up. Disposing ends it. */
+/** Starts `baton serve`, of this checkout or another one, on free ports with JSON logs; resolves when it is up. Disposing ends it. */
 export async function startBatonProcess(
   args: readonly string[],
   env: Readonly<Record<string, string>> = {},
+  command = 'bin/baton',
 ): Promise<BatonProcess> {
   const fixed = ['--host', '127.0.0.1', '--port', '0', '--admin-port', '0', '--rpc-port', '0', '--log-format', 'json'];
-  const child = spawn('bin/baton', ['serve', ...fixed, ...args], {
+  const child = spawn(command, ['serve', ...fixed, ...args], {
     // Nothing before these processes has to notice that they stop.
     env: { ...process.env, BATON_DRAIN_SETTLE: '0', ...env },
     stdio: ['ignore', 'ignore', 'pipe'],

@@ -83,7 +83,7 @@ const TABLE: Readonly<Record<string, Row>> = {
     packages: [PROTOBUF, 'fastify', 'node:'],
     packageTypes: ['@connectrpc/connect'],
   },
-  sim: { areas: ['core'], packages: ['node:'] },
+  sim: { areas: ['core'], packages: ['node:', '@whatwg-node/disposablestack'] },
   'sim/notice-socket': { packages: ['zeromq', '@msgpack/msgpack'] },
   roles: { areas: [EVERYTHING], packages: [EVERYTHING] },
   launch: { areas: ['core', 'gen', 'config', 'obs'], packages: ['node:'] },
@@ -95,7 +95,7 @@ const TABLE: Readonly<Record<string, Row>> = {
   },
   // Tells an unknown name in the configuration from a known one without loading the servers behind roles.ts.
   'cli/run': {
-    areas: ['config', 'sim', 'core', 'obs', 'policies/index', 'connectors/index', 'stores/index'],
+    areas: ['config', 'sim', 'core', 'obs', 'known'],
     types: ['roles', 'launch'],
     packages: ['node:'],
   },
@@ -104,6 +104,12 @@ const TABLE: Readonly<Record<string, Row>> = {
     areas: ['config', 'core', 'gen', 'rpc', 'services/instance-words'],
     packages: [PROTOBUF, '@connectrpc/connect', 'node:'],
   },
+  // The package entry that starts baton in somebody else's process.
+  serve: { areas: ['config', 'roles', 'obs', 'known'] },
+  // The package entry with the contracts.
+  proto: { areas: ['gen'] },
+  // The names that settings choose from; loads no server.
+  known: { areas: ['policies/index', 'connectors/index', 'stores/index'], types: ['config'] },
   bin: { areas: ['cli', 'roles', 'config/version'], types: ['config', 'obs'], packages: ['node:'] },
 };
 
