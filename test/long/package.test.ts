@@ -27,8 +27,11 @@ async function npmInstall(context: TestContext, folder: string, packages: readon
   const quiet = ['--no-audit', '--no-fund', '--loglevel=error', '--prefer-offline', '--ignore-scripts=false'];
   // Not the folder of this repository, which the npm that runs the tests has told in variables.
   const env = Object.fromEntries(Object.entries(process.env).filter(([name]) => !name.startsWith('npm_')));
+  const options = { cwd: folder, env: { ...env, PATH: path }, timeout: 60_000 };
+  const install = () => run('npm', ['install', ...quiet, ...packages], options);
   try {
-    await run('npm', ['install', ...quiet, ...packages], { cwd: folder, env: { ...env, PATH: path } });
+    // Once more where a registry let the first call hang.
+    await install().catch((error: { killed?: boolean }) => (error.killed === true ? install() : Promise.reject(error)));
   } catch (error) {
     if (error instanceof Error && 'stderr' in error && NO_NETWORK.test(String(error.stderr)))
       skipWithout(context, 'the package registry');
@@ -36,12 +39,13 @@ async function npmInstall(context: TestContext, folder: string, packages: readon
   }
 }
 
-/** The folder of a Node's binaries: the one of this repository, or the oldest line that the package says it runs on. */
+/** The folder of a Node's binary: the one of this repository, or the oldest that the package says it runs on. */
 async function nodeFolder(context: TestContext, version: string): Promise<string> {
   if (version === '26') return resolve('node_modules', 'node', 'bin');
   const folder = join(scratch, `node-${version}`);
-  await npmInstall(context, folder, [`node@${version}`], process.env['PATH'] ?? '');
-  return join(folder, 'node_modules', 'node', 'bin');
+  const name = `node-${process.platform}-${process.arch}`;
+  await npmInstall(context, folder, [`${name}@${version}`], process.env['PATH'] ?? '');
+  return join(folder, 'node_modules', name, 'bin');
 }
 
 const CLIENT = `
