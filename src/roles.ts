@@ -1,6 +1,5 @@
 import { AsyncDisposableStack } from '@whatwg-node/disposablestack';
 import { PoolRegistry } from '../gen/baton/v1/pool_registry_pb.ts';
-import { Router } from '../gen/baton/v1/router_pb.ts';
 import type { Config } from './config/config.ts';
 import { remoteSources } from './config/discovery.ts';
 import { derive, follow, Settings } from './config/settings.ts';
@@ -11,7 +10,8 @@ import { buildAdmin } from './http/admin.ts';
 import type { ReplySink } from './http/reply-sink.ts';
 import { createLogger, errorFields, type Logger } from './obs/log.ts';
 import { Metrics } from './obs/metrics.ts';
-import { buildFacadeOf, engineHeadersOf } from './roles/facade.ts';
+import { credentialsElsewhere, engineHeadersOf } from './roles/credentials.ts';
+import { buildFacadeOf } from './roles/facade.ts';
 import { buildFirstToken, firstTokenConnector, openNotices } from './roles/first-token.ts';
 import { drain, listen } from './roles/listen.ts';
 import { createPeers } from './roles/peers.ts';
@@ -19,6 +19,7 @@ import { buildRegistry, firstLook, registryElsewhere, startSims, watchPools, wat
 import { keepRegistryState } from './roles/registry-state.ts';
 import { type ReloadCause, Reloader, type ReloadSource } from './roles/reload.ts';
 import { buildRouter } from './roles/router.ts';
+import { linkRouter } from './roles/router-link.ts';
 import { openRpc, watchCallers } from './roles/rpc-port.ts';
 import { startSources } from './roles/sources.ts';
 import { openStore } from './roles/store.ts';
@@ -92,7 +93,7 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   }
   // A store alone serves whoever calls it and looks at no engine.
   const storeOnly = config.roles.every((role) => role === 'kvstore');
-  const view: WatchedView = registry ?? (storeOnly ? NO_POOLS : watchRemote(config, connectTo, stack));
+  const view: WatchedView = registry ?? (storeOnly ? NO_POOLS : watchRemote(settings, connectTo, stack));
   watchPools(metrics, view);
 
   const localStore = has('kvstore') ? await openStore(config.store, log, metrics, onFault, stack) : undefined;
@@ -140,17 +141,9 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
     stack.defer(() => drain(admin, new Set(), ADMIN_DRAIN_MS));
   }
   if (has('facade')) {
-    const router =
-      routerService === undefined
-        ? connectTo(config.routerUrl).router
-        : createDirectClient(Router, routerService, onFault);
     const engines = stack.use(new EngineClient(follow(() => settings.current.timeouts)));
-    const configured = derive(
-      settings,
-      ({ instances }) => instances,
-      (instances) => new Map(instances.map((instance) => [instance.id, instance])),
-    );
-    const engineHeaders = engineHeadersOf(settings, (id) => registry?.specOf(id) ?? configured().get(id));
+    const elsewhere = credentialsElsewhere(settings, view);
+    const engineHeaders = engineHeadersOf(settings, (id) => registry?.specOf(id) ?? elsewhere(id));
     const storeHealth = localStore === undefined ? undefined : () => localStore.health();
     const firstToken =
       connector === undefined || notices === undefined
@@ -161,7 +154,7 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
       replies,
       settings,
       view,
-      router,
+      ...linkRouter(config, routerService, connectTo, onFault, stack),
       metrics,
       log,
       version,
@@ -170,8 +163,6 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
       firstToken,
       storeHealth,
       isStopping: () => stopping,
-      // The pools of a router elsewhere are watched there, so the watch tells whether it is there.
-      isRouterAway: () => routerService === undefined && config.registryUrl === undefined && view.stale === true,
       stack,
     };
     const facade = buildFacadeOf(parts);

@@ -217,7 +217,11 @@ function checkEngines(config: Config, input: BuildInput, sink: Sink): void {
     sink.warnings.push({ where, message: 'has no effect, because the registry does not run here (--roles)' });
   }
   const given = input.engines.engines.find((engine) => !engine.isDefault);
-  if (!registry && given !== undefined) {
+  const isKeyed = ({ apiKey, headers }: (typeof instances)[number]) =>
+    apiKey !== undefined || Object.keys(headers).length > 0;
+  // A registry elsewhere tells no keys: a facade has them from here.
+  const givesKeys = roles.includes('facade') && instances.some(isKeyed);
+  if (!registry && given !== undefined && !givesKeys) {
     sink.warnings.push({
       where: given.where,
       message: 'has no effect, because the registry does not run here (--roles)',
@@ -242,7 +246,7 @@ function checkEngines(config: Config, input: BuildInput, sink: Sink): void {
   if (
     config.engineAuth === 'replace' &&
     config.openaiApiKey === undefined &&
-    !instances.some((instance) => instance.apiKey !== undefined)
+    ![...instances, ...Object.values(config.instanceDefaults)].some(({ apiKey }) => apiKey !== undefined)
   ) {
     sink.problems.push({
       where: input.locate(['engine_auth']),

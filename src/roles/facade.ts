@@ -1,13 +1,10 @@
 import { create } from '@bufbuild/protobuf';
-import type { Client } from '@connectrpc/connect';
 import type { FastifyInstance } from 'fastify';
-import type { Router } from '../../gen/baton/v1/router_pb.ts';
 import { TokenChainSchema } from '../../gen/baton/v1/tokens_pb.ts';
-import type { Config, InstanceConfig } from '../config/config.ts';
+import type { Config } from '../config/config.ts';
 import { derive, follow, type Settings } from '../config/settings.ts';
 import { CONNECTORS } from '../connectors/index.ts';
 import { buildChain } from '../core/chain.ts';
-import { decideEngineAuth } from '../core/engine-auth.ts';
 import { type ApiKeys, parseApiKeys } from '../core/tenant.ts';
 import type { EngineClient } from '../engine/client.ts';
 import { createAuthenticate } from '../http/authenticate.ts';
@@ -20,19 +17,19 @@ import type { Metrics } from '../obs/metrics.ts';
 import { POLICIES } from '../policies/index.ts';
 import { batonErrorFrom, neverReached } from '../rpc/errors.ts';
 import type { FirstTokenDeps } from '../services/first-token-deps.ts';
-import type { EngineHeaders } from '../services/hand-over.ts';
 import type { InstanceView } from '../services/instance-view.ts';
 import { ReportSender } from '../services/report-sender.ts';
 import { RetryBudget } from '../services/retry-budget.ts';
 import { sha256 } from '../services/sha256.ts';
 import { SilenceWatch } from '../services/silence-watch.ts';
+import type { EngineHeadersOf } from './credentials.ts';
+import type { RouterLink } from './router-link.ts';
 import { watchKeys } from './watched-files.ts';
 
 /** What the facade of a process is made of. */
-export interface FacadeParts {
+export interface FacadeParts extends RouterLink {
   readonly settings: Settings;
   readonly view: InstanceView;
-  readonly router: Client<typeof Router>;
   readonly metrics: Metrics;
   readonly log: Logger;
   readonly version: string;
@@ -43,7 +40,6 @@ export interface FacadeParts {
   readonly firstToken: FirstTokenDeps | undefined;
   readonly storeHealth: (() => Promise<StoreHealth>) | undefined;
   readonly isStopping: () => boolean;
-  readonly isRouterAway: () => boolean;
   readonly stack: AsyncDisposableStack;
 }
 
@@ -61,7 +57,7 @@ export function buildFacadeOf(parts: FacadeParts): FastifyInstance {
     authenticate: createAuthenticate(watchApiKeys(parts)),
     storeHealth,
     isStopping: parts.isStopping,
-    isRouterAway: parts.isRouterAway,
+    isRouterAway: () => parts.routerCheck?.isAway === true,
     bodyLimitBytes: config.facade.bodyLimitBytes,
     exposeMetrics: config.facade.metrics,
   });
@@ -69,7 +65,8 @@ export function buildFacadeOf(parts: FacadeParts): FastifyInstance {
 
 /** What a request works with: it keeps the settings with which it began. */
 function generateDeps(parts: FacadeParts): () => GenerateDeps {
-  const { settings, view, router, metrics, log, engines, engineHeaders, firstToken, replies, stack } = parts;
+  const { settings, view, router, routerCheck, metrics, log, engines, engineHeaders, firstToken, replies, stack } =
+    parts;
   const now = () => performance.now();
   const silences = stack.use(new SilenceWatch(view, now));
   const reports = stack.use(new ReportSender({ router, now, neverReached }));
@@ -81,6 +78,7 @@ function generateDeps(parts: FacadeParts): () => GenerateDeps {
   const make = (config: Config): GenerateDeps => ({
     handOver: {
       router,
+      ...(routerCheck === undefined ? {} : { routerCheck }),
       reports,
       engines,
       connectors: CONNECTORS,
@@ -132,30 +130,6 @@ function watchApiKeys({ settings, log, stack }: FacadeParts): () => ApiKeys | un
   if (apiKeysFile === undefined) return () => undefined;
   const watched = stack.use(watchKeys('auth.api_keys_file', apiKeysFile, parseApiKeys, log));
   return () => watched.current;
-}
-
-/** Credential of a leg to an instance. */
-export type EngineHeadersOf = (instanceId: string, authorization: string | undefined) => EngineHeaders;
-
-/** What legs to an instance carry of its own; undefined for one that is not known here. */
-export type CredentialsOf = (instanceId: string) => Pick<InstanceConfig, 'headers' | 'apiKey'> | undefined;
-
-/** Credentials of legs; instances that only a remote registry knows get the process-wide key. */
-export function engineHeadersOf(settings: Settings, credentialsOf: CredentialsOf): EngineHeadersOf {
-  return (instanceId, clientAuthorization) => {
-    const config = settings.current;
-    const instance = credentialsOf(instanceId);
-    const configured = Object.keys(instance?.headers ?? {}).some((name) => name.toLowerCase() === 'authorization');
-    // A credential among the pool's headers is baton's own, as the pool's key is.
-    if (configured) return { headers: { ...instance?.headers }, auth: 'own' };
-    const { authorization, auth } = decideEngineAuth({
-      mode: config.engineAuth,
-      engineKey: instance?.apiKey ?? config.openaiApiKey,
-      clientAuthorization,
-      batonAuthenticates: config.auth.apiKeysFile !== undefined,
-    });
-    return { headers: { ...instance?.headers, ...(authorization === undefined ? {} : { authorization }) }, auth };
-  };
 }
 
 /** The router that this facade asks is taken to have the policies of this process' own settings. */

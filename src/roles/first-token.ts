@@ -9,7 +9,7 @@ import type { Metrics } from '../obs/metrics.ts';
 import { BufferAdmission } from '../services/buffer-admission.ts';
 import { Drains } from '../services/drains.ts';
 import type { FirstTokenDeps } from '../services/first-token-deps.ts';
-import type { EngineHeadersOf } from './facade.ts';
+import type { EngineHeadersOf } from './credentials.ts';
 import { failStart } from './listen.ts';
 
 /** How long after a prefill its KV is still waited for, in order to take it out of the decode engine's buffer. */

@@ -4,6 +4,7 @@ import type { PoolRegistry } from '../../gen/baton/v1/pool_registry_pb.ts';
 import type { Config, InstanceConfig } from '../config/config.ts';
 import { follow, type Settings } from '../config/settings.ts';
 import { CONNECTORS } from '../connectors/index.ts';
+import { probeInstance } from '../engine/probe.ts';
 import type { Logger } from '../obs/log.ts';
 import type { Metrics } from '../obs/metrics.ts';
 import type { InstanceView } from '../services/instance-view.ts';
@@ -12,6 +13,7 @@ import { probeKeyOf } from '../services/probe-key.ts';
 import { PoolRegistryService } from '../services/registry/pool-registry.ts';
 import { RemoteView } from '../services/remote-view.ts';
 import { startSimPools } from '../sim/pools.ts';
+import { POOL_OF } from './credentials.ts';
 import type { ConnectTo } from './peers.ts';
 
 /** Starts the simulated engines of `--sim`. */
@@ -91,8 +93,19 @@ export function registryElsewhere(config: Config, connectTo: ConnectTo): Client<
 }
 
 /** A process without a registry watches the one that its router uses, unless told another. */
-export function watchRemote(config: Config, connectTo: ConnectTo, stack: AsyncDisposableStack): RemoteView {
-  return stack.use(new RemoteView(registryElsewhere(config, connectTo)));
+export function watchRemote(settings: Settings, connectTo: ConnectTo, stack: AsyncDisposableStack): RemoteView {
+  return stack.use(
+    new RemoteView(registryElsewhere(settings.current, connectTo), {
+      health: follow(() => settings.current.health),
+      async look({ role, url }, signal) {
+        const { health: limits, instanceDefaults } = settings.current;
+        const { headers } = instanceDefaults[POOL_OF[role] ?? 'both'];
+        const { health } = await probeInstance({ url, headers }, new Set(), limits.timeoutMs, signal);
+        return health.kind === 'ok' || health.kind === 'refused' ? health.kind : 'failed';
+      },
+      now: () => performance.now(),
+    }),
+  );
 }
 
 /** Feeds the metrics that show the pools. */

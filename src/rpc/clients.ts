@@ -11,6 +11,7 @@ import {
 import { KVCacheStore } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import { PoolRegistry } from '../../gen/baton/v1/pool_registry_pb.ts';
 import { Router } from '../../gen/baton/v1/router_pb.ts';
+import { Health } from '../../gen/grpc/health/v1/health_pb.ts';
 import { breakerInterceptor, type ServerBreaker } from './breaker.ts';
 import { RPC_MAX_MESSAGE_BYTES } from './limits.ts';
 
@@ -49,6 +50,7 @@ export interface RemoteServices extends Disposable {
   readonly router: Client<typeof Router>;
   readonly poolRegistry: Client<typeof PoolRegistry>;
   readonly kvCacheStore: Client<typeof KVCacheStore>;
+  readonly health: Client<typeof Health>;
 }
 
 /** Makes clients for another process; connects at the first call, and again whenever the connection is lost. */
@@ -58,6 +60,7 @@ export function connectRemote(options: RemoteOptions): RemoteServices {
     router: createClient(Router, transport),
     poolRegistry: createClient(PoolRegistry, transport),
     kvCacheStore: createClient(KVCacheStore, transport),
+    health: createClient(Health, transport),
     [Symbol.dispose]: close,
   };
 }

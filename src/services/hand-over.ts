@@ -33,6 +33,7 @@ import { isHopeless, mayHaveReadLate, type Prefilled, PrefillPhase, readFor, war
 import type { ReportSender } from './report-sender.ts';
 import type { RetryBudget } from './retry-budget.ts';
 import { routeFacts } from './route-facts.ts';
+import type { RouterCheck } from './router-check.ts';
 import type { SilenceWatch } from './silence-watch.ts';
 import { tokenizePrompt } from './tokenize.ts';
 
@@ -77,6 +78,8 @@ export interface HandOverLimits {
 /** What a hand-over works with. */
 export interface HandOverDeps {
   readonly router: Client<typeof Router>;
+  /** Whether a router in another process answers, on this clock; absent where it is in this one. */
+  readonly routerCheck?: Pick<RouterCheck, 'answeredAt' | 'askNow'>;
   /** Not owned; tells the same router how plans went. */
   readonly reports: ReportSender;
   readonly engines: EngineClient;
@@ -212,14 +215,41 @@ async function askRouter(
   const { router, limits, toBatonError, now } = deps;
   const until = now() + limits.routerMs;
   for (let waitMs = FIRST_WAIT_MS; ; waitMs = Math.min(2 * waitMs, LONGEST_WAIT_MS)) {
+    using silent = watchSilence(deps, now());
     try {
-      return await router.planRoute(message, { signal });
+      return await router.planRoute(message, {
+        signal: silent === undefined ? signal : AbortSignal.any([signal, silent.signal]),
+      });
     } catch (error) {
+      if (!signal.aborted) deps.routerCheck?.askNow();
+      if (silent?.signal.aborted === true && !signal.aborted) throw ROUTER_SILENT;
       // A connection that ends takes its calls along, as canceled ones.
       if (signal.aborted || !AWAY.has(toBatonError(error).reason) || now() + waitMs > until) throw error;
     }
     await pause(waitMs, signal);
   }
+}
+
+const ROUTER_SILENT = new BatonError({
+  reason: 'ROUTER_UNAVAILABLE',
+  message: 'The router does not answer.',
+  retryAfterMs: 1000,
+});
+
+/** How often it is looked whether a router that is waited for has answered anybody. */
+const SILENCE_LOOK_MS = 250;
+
+/** A call may wait in the router's queue for as long as the router answers others; one that is stopped answers nobody. */
+function watchSilence(
+  { limits, now, routerCheck }: HandOverDeps,
+  since: number,
+): (Disposable & { readonly signal: AbortSignal }) | undefined {
+  if (routerCheck === undefined || limits.routerMs === 0) return undefined;
+  const silent = new AbortController();
+  const timer = setInterval(() => {
+    if (now() - Math.max(since, routerCheck.answeredAt) >= limits.routerMs) silent.abort();
+  }, SILENCE_LOOK_MS);
+  return { signal: silent.signal, [Symbol.dispose]: () => clearInterval(timer) };
 }
 
 const AWAY: ReadonlySet<ErrorReasonName> = new Set(['ROUTER_UNAVAILABLE', 'SHUTTING_DOWN', 'CLIENT_GONE']);

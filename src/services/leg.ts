@@ -186,7 +186,9 @@ export function ownRefusal(reason: ErrorReasonName, message: string): Refusal {
 
 /** One of baton's errors as a refusal. */
 export function refusalOf(error: BatonError): Refusal {
-  const { httpStatus: status, message, type, param, retryAfterMs } = error;
+  const { httpStatus: status, message, type, param } = error;
+  // A client that is told to come back must be told when.
+  const retryAfterMs = error.retryAfterMs ?? (status === 503 || status === 429 ? 1000 : undefined);
   return {
     status,
     error: { message, type, param, code: error.reason.toLowerCase() },

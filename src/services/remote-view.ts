@@ -2,6 +2,7 @@ import type { Client } from '@connectrpc/connect';
 import { type Instance, InstanceState } from '../../gen/baton/v1/instance_pb.ts';
 import type { PoolRegistry } from '../../gen/baton/v1/pool_registry_pb.ts';
 import type { InstanceView } from './instance-view.ts';
+import { OwnChecks, type OwnChecksOptions } from './own-checks.ts';
 import { pause } from './pause.ts';
 
 /** Waits between attempts to watch a registry that is away, milliseconds. */
@@ -12,7 +13,7 @@ const MOST_TRIES = 20;
 
 /**
  * The pools as a registry elsewhere tells them. While it is away the last view stays, and `stale` says so: engines do
- * not stop working because nobody watches them.
+ * not stop working because nobody watches them. Whether they work is then looked at from here.
  */
 export class RemoteView implements InstanceView, AsyncDisposable {
   readonly #client: Client<typeof PoolRegistry>;
@@ -20,12 +21,15 @@ export class RemoteView implements InstanceView, AsyncDisposable {
   readonly #listeners = new Set<() => void>();
   readonly #byId = new Map<string, Instance>();
   readonly #running: Promise<void>;
+  readonly #checks: OwnChecks | undefined;
   #snapshot: readonly Instance[] = [];
   #resumeToken = '';
   #fresh = false;
 
-  constructor(client: Client<typeof PoolRegistry>) {
+  /** @param checks how engines are looked at while the registry is away; without it the last view stays as it is */
+  constructor(client: Client<typeof PoolRegistry>, checks?: Omit<OwnChecksOptions, 'onChange'>) {
     this.#client = client;
+    this.#checks = checks && new OwnChecks({ ...checks, onChange: () => this.#publish() });
     this.#running = this.#watch();
   }
 
@@ -58,6 +62,7 @@ export class RemoteView implements InstanceView, AsyncDisposable {
 
   async [Symbol.asyncDispose](): Promise<void> {
     this.#stop.abort();
+    this.#checks?.stop();
     this.#listeners.clear();
     await this.#running;
   }
@@ -90,6 +95,7 @@ export class RemoteView implements InstanceView, AsyncDisposable {
         this.#resumeToken = '';
       }
       this.#fresh = false;
+      if (!signal.aborted) this.#checks?.start(() => [...this.#byId.values()]);
       await pause(waitMs, signal);
     }
   }
@@ -111,16 +117,19 @@ export class RemoteView implements InstanceView, AsyncDisposable {
       } else if (event.case === 'snapshotComplete' && named !== undefined) {
         for (const id of [...this.#byId.keys()]) if (!named.has(id)) this.#byId.delete(id);
         named = undefined;
-      } else {
+      } else if (this.#checks?.isRunning !== true) {
         continue;
       }
       // Within a snapshot the old view stays whole.
-      if (named === undefined) this.#publish();
+      if (named !== undefined) continue;
+      this.#checks?.stop();
+      this.#publish();
     }
   }
 
   #publish(): void {
-    this.#snapshot = [...this.#byId.values()];
+    const all = [...this.#byId.values()];
+    this.#snapshot = this.#checks === undefined ? all : all.map((instance) => this.#checks?.seen(instance) ?? instance);
     for (const listener of [...this.#listeners]) listener();
   }
 }

@@ -35,8 +35,9 @@ const ACTS: Readonly<Record<string, Act>> = {
   },
   stall: (_world, sim, draw) => during(sim, { kind: 'stall', ms: draw.int(500, 3000), count: 6 }, 2000),
   pause: (_world, sim, draw) => during(sim, { kind: 'pause' }, draw.int(500, 5000)),
-  // Longer than a lease: what it has not read by then it must not read.
-  freeze: (_world, sim, draw) => during(sim, { kind: 'pause' }, draw.int(9000, 15_000)),
+  // Longer than a lease: what a decode engine has not read by then it must not read.
+  freeze: (_world, sim, draw) =>
+    during(sim, { kind: 'pause' }, sim.role === 'decode' ? draw.int(9000, 15_000) : draw.int(500, 5000)),
   slow: (_world, sim, draw) => during(sim, { kind: 'slow', ms: draw.int(100, 400), count: 20 }, 2500),
   sick: (_world, sim, draw) => during(sim, { kind: 'status', status: draw.pick([500, 502, 503]), count: 6 }, 1500),
   async flap(_world, sim, draw) {
