@@ -227,7 +227,7 @@ export const fileSchema = z.strictObject({
       'File that keeps the entries of the `memory` backend over a restart; it is used up at the start.',
     ),
     max_bytes: field(parseSize, '1GiB', 'Bytes of all entries; over it the entry next to expire is evicted.'),
-    tenant_entries: field(countParser(1, MAX_COUNT), 10_000, 'Live entries of one tenant.'),
+    tenant_entries: field(countParser(1, MAX_COUNT), 100_000, 'Live entries of one tenant.'),
     tenant_bytes: field(parseSize, '256MiB', 'Bytes of the entries of one tenant.'),
     valkey: section(valkeyKeys),
   }),
@@ -270,7 +270,7 @@ export const fileSchema = z.strictObject({
       'Proof that stored KV fits the new prompt; only `exact` is safe.',
     ),
     unsafe: field(parseBoolean, false, 'Allows `reuse.guard` to be `history` or `off`.'),
-    autolink: field(parseBoolean, true, 'Finds a conversation by its history when the client names none.'),
+    autolink: live(field(parseBoolean, true, 'Finds a conversation by its history when the client names none.')),
   }),
   disagg: section({
     min_uncached_tokens: live(

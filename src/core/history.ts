@@ -51,6 +51,42 @@ export function hashHistory(
   return { all: hash.digest('hex'), beforeAssistant, beforeTrailing };
 }
 
+/** Shortest beginning of a prompt that is looked for, bytes: fewer tokens are not worth a transfer. */
+const SHORTEST_PREFIX = 256;
+
+/**
+ * Hashes of the beginnings of a completion's prompt whose lengths are powers of two, longest first. A prompt goes on
+ * with what was the prompt of the turn before, so the longest of that one is among these. Empty for a short prompt.
+ */
+export function hashPromptPrefixes(
+  body: Uint8Array,
+  scan: ScannedObject,
+  createHash: () => IncrementalHash,
+): readonly string[] {
+  const member = findMember(scan, 'prompt');
+  if (member === undefined) return [];
+  const hash = createHash();
+  hash.update(ENCODER.encode('completions\n'));
+  const hashes: string[] = [];
+  let length = 0;
+  let next = SHORTEST_PREFIX;
+  const add = (piece: Uint8Array) => {
+    let from = 0;
+    while (length + piece.length - from >= next) {
+      const end = from + next - length;
+      hash.update(piece.subarray(from, end));
+      hashes.push(hash.copy().digest('hex'));
+      from = end;
+      length = next;
+      next *= 2;
+    }
+    hash.update(piece.subarray(from));
+    length += piece.length - from;
+  };
+  feedCompact(body, member, add);
+  return hashes.reverse();
+}
+
 /** The hashes under which an earlier turn may be found, in the order of the look-ups: the longest history first. */
 export function historyLookups(hashes: HistoryHashes): readonly string[] {
   const { all, beforeTrailing, beforeAssistant } = hashes;
@@ -87,11 +123,21 @@ const SCRATCH = 8192;
 
 /** Feeds the bytes of one value without the white space outside strings, and a line feed, to `hash`. */
 function hashCompact(body: Uint8Array, value: ValueRange, hash: IncrementalHash): void {
+  feedCompact(body, value, (piece) => hash.update(piece), END_OF_MESSAGE);
+}
+
+/** Gives the bytes of one value without the white space outside strings to `take`, and `end` behind them. */
+function feedCompact(
+  body: Uint8Array,
+  value: ValueRange,
+  take: (piece: Uint8Array) => void,
+  end: Uint8Array = new Uint8Array(),
+): void {
   const scratch = new Uint8Array(Math.min(SCRATCH, value.valueEnd - value.valueStart + 1));
   let used = 0;
   const flush = () => {
     // A copy: the hash may keep what it is given until its end, and the scratch is written again.
-    if (used > 0) hash.update(scratch.slice(0, used));
+    if (used > 0) take(scratch.slice(0, used));
     used = 0;
   };
   const add = (piece: Uint8Array) => {
@@ -99,7 +145,7 @@ function hashCompact(body: Uint8Array, value: ValueRange, hash: IncrementalHash)
     if (used + piece.length > scratch.length) flush();
     if (piece.length >= SMALL || piece.length > scratch.length) {
       flush();
-      hash.update(piece);
+      take(piece);
       return;
     }
     scratch.set(piece, used);
@@ -120,6 +166,6 @@ function hashCompact(body: Uint8Array, value: ValueRange, hash: IncrementalHash)
     }
   }
   add(body.subarray(from, value.valueEnd));
-  add(END_OF_MESSAGE);
+  add(end);
   flush();
 }

@@ -4,9 +4,9 @@ import type { FastifyReply, FastifyRequest } from 'fastify';
 import { Leg, LegEnding } from '../../gen/baton/v1/router_pb.ts';
 import { BatonError, isErrorReason } from '../core/errors.ts';
 import { type Api, type BodyFacts, readFacts } from '../core/facts.ts';
-import { hashHistory } from '../core/history.ts';
 import { readIdentity } from '../core/identity.ts';
 import { type ObjectScan, scanObject } from '../core/json-scan.ts';
+import { type LinkRules, linkTurn } from '../core/link.ts';
 import { prefixMarks } from '../core/prefix-marks.ts';
 import { unprovenMembers } from '../core/prompt-members.ts';
 import { acceptedRequestId, forwardedHeaders } from '../core/request-headers.ts';
@@ -35,7 +35,7 @@ export interface GenerateDeps {
   readonly replies: Set<ReplySink>;
   /** A policy compares the beginnings of prompts. */
   readonly marksPrefixes: boolean;
-  readonly reuseGuard: 'exact' | 'history' | 'off';
+  readonly linkRules: LinkRules;
   /** Extra headers on every reply, e.g. `x-baton-sim`. */
   readonly replyHeaders: Readonly<Record<string, string>>;
 }
@@ -151,9 +151,9 @@ function toGenerateRequest(
   api: Api,
   request: FastifyRequest,
   requestId: string,
-  { body, scan, facts: named }: ParsedBody,
+  { body, scan, facts }: ParsedBody,
 ): GenerateRequest {
-  const { facts, lookupConversationIds } = link(deps.reuseGuard, api, { body, scan, facts: named });
+  const link = linkTurn(deps.linkRules, facts.conversationId, api, body, scan, () => createHash('sha256'));
   return {
     requestId,
     api,
@@ -161,33 +161,14 @@ function toGenerateRequest(
     body,
     scan,
     facts,
-    lookupConversationIds,
-    unprovenMembers: facts.conversationId === '' ? [] : unprovenMembers(api, body, scan),
+    link,
+    unprovenMembers: link.conversationId === '' ? [] : unprovenMembers(api, body, scan),
     ...(deps.marksPrefixes ? { prefix: prefixMarks(api, body, scan, () => createHash('sha256')) } : {}),
     tenant: request.tenant,
     headers: forwardedHeaders(request.headers),
     authorization: request.headers.authorization,
     debug: request.headers['x-baton-debug'] === '1',
   };
-}
-
-/**
- * Under the unsafe `history` guard a turn is found only by the history it continues: it is stored under its conversation
- * and the hash of its messages, and looked for under those before the last assistant message.
- */
-function link(
-  guard: GenerateDeps['reuseGuard'],
-  api: Api,
-  { body, scan, facts }: ParsedBody,
-): { readonly facts: BodyFacts; readonly lookupConversationIds: readonly string[] } {
-  if (guard !== 'history' || facts.conversationId === '') return { facts, lookupConversationIds: [] };
-  const hashes = hashHistory(api, body, scan, () => createHash('sha256'));
-  if (hashes === undefined) return { facts: { ...facts, conversationId: '' }, lookupConversationIds: [] };
-  const name = (hash: string) => createHash('sha256').update(`${facts.conversationId}\n${hash}`).digest('hex');
-  const { beforeAssistant } = hashes;
-  // A turn without an earlier one has nothing to look for: an id that no turn is stored under.
-  const lookup = beforeAssistant === undefined ? `${name(hashes.all)}-first` : name(beforeAssistant);
-  return { facts: { ...facts, conversationId: name(hashes.all) }, lookupConversationIds: [lookup] };
 }
 
 /** The route as engines spell it: a trailing slash is a redirect to them. The client's query string is kept. */

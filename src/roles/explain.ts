@@ -7,6 +7,7 @@ import { BatonError } from '../core/errors.ts';
 import { type Api, readFacts } from '../core/facts.ts';
 import { readIdentity } from '../core/identity.ts';
 import { findMember, type ScannedObject, scanObject } from '../core/json-scan.ts';
+import { type LinkRules, linkTurn } from '../core/link.ts';
 import { prefixMarks } from '../core/prefix-marks.ts';
 import { unprovenMembers } from '../core/prompt-members.ts';
 import type { Logger } from '../obs/log.ts';
@@ -60,7 +61,7 @@ function readRequest(config: Config, request: ExplainedRequest): Read {
   const identity = readIdentity(config.identity.headers, {}, body, scan);
   if (identity.kind === 'invalid') return { kind: 'bad', message: identity.message };
   const named = identity.kind === 'named' ? identity.conversationId : '';
-  return { kind: 'ok', facts: factsOf(request, scan, api, conversation === '' ? named : conversation) };
+  return { kind: 'ok', facts: factsOf(config.reuse, request, scan, api, conversation === '' ? named : conversation) };
 }
 
 function apiOf(scan: ScannedObject): Api | undefined {
@@ -68,20 +69,23 @@ function apiOf(scan: ScannedObject): Api | undefined {
   return findMember(scan, 'prompt') === undefined ? undefined : 'completions';
 }
 
-function factsOf({ body, tenant }: ExplainedRequest, scan: ScannedObject, api: Api, conversationId: string) {
-  const { model, cacheSalt, stream, localReasons, continues } = readFacts(api, body, scan, conversationId);
+function factsOf(rules: LinkRules, { body, tenant }: ExplainedRequest, scan: ScannedObject, api: Api, named: string) {
+  const { model, cacheSalt, stream, localReasons, continues } = readFacts(api, body, scan, named);
+  const link = linkTurn(rules, named, api, body, scan, () => createHash('sha256'));
   return create(RequestFactsSchema, {
     requestId: 'explain',
     tenant,
     api,
     model,
     cacheSalt,
-    conversationId,
+    conversationId: link.conversationId,
+    derivedConversation: link.derived,
+    lookupConversationIds: [...link.lookups],
     stream,
     bodyBytes: body.byteLength,
     localReasons: [...localReasons],
     continues,
-    unprovenMembers: conversationId === '' ? [] : [...unprovenMembers(api, body, scan)],
+    unprovenMembers: link.conversationId === '' ? [] : [...unprovenMembers(api, body, scan)],
     prefix: [...prefixMarks(api, body, scan, () => createHash('sha256'))],
   });
 }

@@ -5,6 +5,7 @@ import type { Config } from '../config/config.ts';
 import { derive, follow, type Settings } from '../config/settings.ts';
 import { CONNECTORS } from '../connectors/index.ts';
 import { buildChain } from '../core/chain.ts';
+import { findsByHistory, type LinkRules } from '../core/link.ts';
 import { type ApiKeys, parseApiKeys } from '../core/tenant.ts';
 import type { EngineClient } from '../engine/client.ts';
 import { createAuthenticate } from '../http/authenticate.ts';
@@ -75,50 +76,58 @@ function generateDeps(parts: FacadeParts): () => GenerateDeps {
     now,
   );
   const unnamedTurns = createLogLimit(UNNAMED_TURNS_MS, now);
-  const make = (config: Config): GenerateDeps => ({
-    handOver: {
-      router,
-      ...(routerCheck === undefined ? {} : { routerCheck }),
-      reports,
-      engines,
-      connectors: CONNECTORS,
-      ...(firstToken === undefined ? {} : { firstToken }),
-      remoteHost: config.kv.remoteHost,
-      engineHeaders,
-      chainOf: (tokenIds, seed) => create(TokenChainSchema, buildChain(tokenIds, seed, sha256)),
-      silences,
-      noteAlive: (id) => {
-        silences.noteAlive(id);
-        view.notePassive(id, 'ok');
+  const make = (config: Config): GenerateDeps => {
+    const linkRules = linkRulesOf(config, firstToken !== undefined);
+    return {
+      handOver: {
+        router,
+        ...(routerCheck === undefined ? {} : { routerCheck }),
+        reports,
+        engines,
+        connectors: CONNECTORS,
+        ...(firstToken === undefined ? {} : { firstToken }),
+        remoteHost: config.kv.remoteHost,
+        engineHeaders,
+        chainOf: (tokenIds, seed) => create(TokenChainSchema, buildChain(tokenIds, seed, sha256)),
+        silences,
+        noteAlive: (id) => {
+          silences.noteAlive(id);
+          view.notePassive(id, 'ok');
+        },
+        toBatonError: (error) => batonErrorFrom(error, 'ROUTER_UNAVAILABLE'),
+        retryBudget,
+        limits: {
+          queueMs: config.timeouts.queueMs,
+          routerMs: config.timeouts.routerMs,
+          prefillColdMs: config.timeouts.prefillColdMs,
+          firstContentMs: config.timeouts.firstContentMs,
+          wholeReplyMs: config.timeouts.wholeReplyMs,
+          idleMs: config.timeouts.idleMs,
+          tokenizeMs: config.timeouts.tokenizeMs,
+          leaseMarginMs: config.kv.leaseMarginMs,
+          holdBytes: config.facade.holdBytes,
+          streamBufferBytes: config.facade.streamBufferBytes,
+        },
+        now,
       },
-      toBatonError: (error) => batonErrorFrom(error, 'ROUTER_UNAVAILABLE'),
-      retryBudget,
-      limits: {
-        queueMs: config.timeouts.queueMs,
-        routerMs: config.timeouts.routerMs,
-        prefillColdMs: config.timeouts.prefillColdMs,
-        firstContentMs: config.timeouts.firstContentMs,
-        wholeReplyMs: config.timeouts.wholeReplyMs,
-        idleMs: config.timeouts.idleMs,
-        tokenizeMs: config.timeouts.tokenizeMs,
-        leaseMarginMs: config.kv.leaseMarginMs,
-        holdBytes: config.facade.holdBytes,
-        streamBufferBytes: config.facade.streamBufferBytes,
-      },
-      now,
-    },
-    metrics,
-    log,
-    clientKvTransferParams: config.facade.clientKvTransferParams,
-    marksPrefixes: comparesPrompts(config),
-    reuseGuard: config.reuse.guard,
-    identityHeaders: config.identity.headers,
-    unnamedTurns,
-    clientStallMs: config.timeouts.clientStallMs,
-    replies,
-    replyHeaders: config.sim === undefined ? {} : { 'x-baton-sim': '1' },
-  });
+      metrics,
+      log,
+      clientKvTransferParams: config.facade.clientKvTransferParams,
+      marksPrefixes: comparesPrompts(config),
+      linkRules,
+      identityHeaders: config.identity.headers,
+      unnamedTurns: findsByHistory(linkRules) ? undefined : unnamedTurns,
+      clientStallMs: config.timeouts.clientStallMs,
+      replies,
+      replyHeaders: config.sim === undefined ? {} : { 'x-baton-sim': '1' },
+    };
+  };
   return derive(settings, (config) => config, make);
+}
+
+/** What keeps no handle between turns has nothing to find. */
+function linkRulesOf({ reuse }: Config, isFirstToken: boolean): LinkRules {
+  return { ...reuse, autolink: reuse.autolink && !isFirstToken };
 }
 
 /** Between two warnings about requests that continue a conversation and do not name it. */

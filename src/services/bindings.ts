@@ -76,8 +76,8 @@ export class Bindings {
 const PLACES = ['prefill', 'decode'] as const;
 
 /** Undefined for a request that names no conversation. */
-function keyOf({ tenant, model, conversationId }: RequestFacts): string | undefined {
-  return conversationId === '' ? undefined : JSON.stringify([tenant, model, conversationId]);
+function keyOf({ tenant, model, conversationId, derivedConversation }: RequestFacts): string | undefined {
+  return conversationId === '' || derivedConversation ? undefined : JSON.stringify([tenant, model, conversationId]);
 }
 
 /** The instances with `id` in front; an unknown one changes nothing. */

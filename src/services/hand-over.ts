@@ -16,6 +16,7 @@ import type { CheckedHandle, Connector, HandleConnector } from '../connectors/co
 import { BatonError, type ErrorReasonName } from '../core/errors.ts';
 import { type Api, type BodyFacts, CONSUMED_MEMBERS, type LocalReason, REFUSED_MEMBERS } from '../core/facts.ts';
 import type { Edits, ScannedObject } from '../core/json-scan.ts';
+import type { TurnLink } from '../core/link.ts';
 import type { PrefixMark } from '../core/policy.ts';
 import type { RemoteHostRule } from '../core/remote-host.ts';
 import type { MuteSpec } from '../core/reply.ts';
@@ -47,8 +48,8 @@ export interface GenerateRequest {
   readonly scan: ScannedObject;
   readonly facts: BodyFacts;
   readonly tenant: string;
-  /** Where an earlier turn's handle is looked for, in order; empty: under the conversation itself. */
-  readonly lookupConversationIds: readonly string[];
+  /** Where this turn's handle is kept, and earlier ones are looked for. */
+  readonly link: TurnLink;
   /** Members that keep a handle from being used, see `core/prompt-members.ts`. */
   readonly unprovenMembers: readonly string[];
   /** Beginnings of the prompt, where a policy compares them. */

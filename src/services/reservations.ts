@@ -50,8 +50,9 @@ interface ReservationsDeps {
 export const PLACES = ['prefill', 'decode'] as const satisfies readonly Place[];
 
 /** What policies get of the facts. */
-export function policyRequest({ tenant, conversationId, prefix }: RequestFacts): PolicyRequest {
-  return { session: conversationId === '' ? '' : `${tenant}\n${conversationId}`, prefix };
+export function policyRequest({ tenant, conversationId, derivedConversation, prefix }: RequestFacts): PolicyRequest {
+  const isNamed = conversationId !== '' && !derivedConversation;
+  return { session: isNamed ? `${tenant}\n${conversationId}` : '', prefix };
 }
 
 /** The plans whose requests run, and the places on engines that they hold. */

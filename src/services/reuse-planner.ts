@@ -7,7 +7,6 @@ import {
   type EntryKey,
   EntryKeySchema,
   type KVCacheStore,
-  type Miss,
   MissReason,
   type TakeEntryRequest,
   TakeEntryRequestSchema,
@@ -29,7 +28,7 @@ import { cutHandle } from '../core/handle-edit.ts';
 import { PROVEN_VERSIONS } from '../core/prompt-members.ts';
 import { type RemoteHostRule, usableRemoteHost } from '../core/remote-host.ts';
 import type { Admission, BidirectionalTrials } from './bidirectional-trials.ts';
-import type { ConversationMemory } from './conversation-memory.ts';
+import type { ConversationMemory, RememberedTurn } from './conversation-memory.ts';
 import { toDuration } from './durations.ts';
 import { isSameLife } from './instance-record.ts';
 import type { InstanceView } from './instance-view.ts';
@@ -75,6 +74,14 @@ export type ReuseStep =
       /** Decode instance that holds the conversation's history, if one is known. */
       readonly ownerId: string | undefined;
     };
+
+type Cold = Extract<ReuseStep, { kind: 'cold' }>;
+
+/** Nothing is kept under a key any more, or never was. */
+interface Absent {
+  readonly kind: 'absent';
+  readonly outcome: ReuseOutcome;
+}
 
 /** Least number of equal tokens that an engine pulls at all (`kv_recompute_threshold`). */
 const MIN_TOKENS = 64;
@@ -123,13 +130,46 @@ export class ReusePlanner {
   }
 
   async plan(request: ReuseRequest): Promise<ReuseStep> {
-    const { facts, prompt } = request;
-    const ids = lookupIds(facts);
-    if (ids.length === 0) {
-      return cold(facts.continues ? ReuseOutcome.MISS_NEVER : ReuseOutcome.UNSPECIFIED);
+    const step = await this.#planUnderAll(request);
+    // An equal prompt may be anybody's first: that nothing helps it is no miss, and binds it to no instance.
+    return step.kind === 'cold' && mayBeFirst(request.facts) ? cold(ReuseOutcome.UNSPECIFIED) : step;
+  }
+
+  async #planUnderAll(request: ReuseRequest): Promise<ReuseStep> {
+    const { facts } = request;
+    let useless: Cold | undefined;
+    let absent: ReuseOutcome = ReuseOutcome.MISS_NEVER;
+    for (const conversationId of lookupIds(facts)) {
+      const step = await this.#planUnder(this.keyOf(facts, conversationId), request);
+      if (step.kind === 'absent') {
+        if (absent === ReuseOutcome.MISS_NEVER) absent = step.outcome;
+      } else if (step.kind === 'cold' && step.outcome !== ReuseOutcome.MISS_STORE_UNAVAILABLE) {
+        useless ??= step;
+      } else {
+        return step;
+      }
     }
-    const look = await this.#look(facts, ids, request.signal);
-    if (look.kind === 'cold') return look;
+    if (useless !== undefined) return useless;
+    const remembered = this.remembered(facts);
+    const ownerId = remembered?.decodeId;
+    // The last turn is the one to be continued: what became of earlier ones says nothing where it left no handle.
+    if (remembered?.noHandle !== undefined) return cold(remembered.noHandle, ownerId);
+    if (absent !== ReuseOutcome.MISS_NEVER) return cold(absent, ownerId);
+    return cold(facts.continues ? ReuseOutcome.MISS_NEVER : ReuseOutcome.UNSPECIFIED, ownerId);
+  }
+
+  /** Looks under one key; what is found may be of no use, and others may be there under the next. */
+  async #planUnder(key: EntryKey, request: ReuseRequest): Promise<ReuseStep | Absent> {
+    const { facts, prompt } = request;
+    // Peeks: nothing is claimed.
+    const look = await this.#store
+      .getEntry({ selector: { case: 'key', value: key } }, this.#budget(request.signal))
+      .catch(() => undefined);
+    if (look === undefined) return cold(ReuseOutcome.MISS_STORE_UNAVAILABLE);
+    if (look.entries.length === 0) {
+      const reason = look.miss?.reason ?? MissReason.NEVER_STORED;
+      return { kind: 'absent', outcome: MISS_OUTCOMES[reason] ?? ReuseOutcome.MISS_NEVER };
+    }
     const chosen = this.#chooseReaders(request, look.entries);
     if (chosen.kind === 'cold') return chosen;
     const { readers, ownerId } = chosen;
@@ -137,48 +177,20 @@ export class ReusePlanner {
     if (reader === undefined) return cold(ReuseOutcome.MISS_DISABLED, ownerId);
     if (this.#settings.guard === 'exact') {
       if (facts.unprovenMembers.length > 0) return cold(ReuseOutcome.MISS_UNSUPPORTED, ownerId);
+      // Equal short prompts come again and again: what cannot become a hit is not worth the question for their tokens.
+      const isShort = look.entries.every(({ cachedTokens }) => cachedTokens < MIN_TOKENS);
+      if (isShort && mayBeFirst(facts)) return cold(ReuseOutcome.MISS_TOO_SMALL, ownerId);
       if (prompt === undefined) return { kind: 'need-tokens', instance: reader };
       if (prompt.tokenIds.length === 0) return cold(ReuseOutcome.MISS_UNVERIFIABLE, ownerId);
     }
-    return this.#take(request, look.key, readers, ownerId);
-  }
-
-  /** Peeks: nothing is claimed. */
-  async #look(
-    facts: RequestFacts,
-    ids: readonly string[],
-    signal: AbortSignal,
-  ): Promise<
-    | { readonly kind: 'found'; readonly key: EntryKey; readonly entries: readonly Entry[] }
-    | Extract<ReuseStep, { kind: 'cold' }>
-  > {
-    let miss: Miss | undefined;
-    for (const conversationId of ids) {
-      const key = this.keyOf(facts, conversationId);
-      try {
-        const answer = await this.#store.getEntry({ selector: { case: 'key', value: key } }, this.#budget(signal));
-        if (answer.entries.length > 0) return { kind: 'found', key, entries: answer.entries };
-        if (miss === undefined || miss.reason === MissReason.NEVER_STORED) miss = answer.miss;
-      } catch {
-        return cold(ReuseOutcome.MISS_STORE_UNAVAILABLE);
-      }
-    }
-    const remembered = this.#memory.get(this.memoryKey(facts));
-    const known = MISS_OUTCOMES[miss?.reason ?? MissReason.NEVER_STORED];
-    const ownerId = remembered?.decodeId;
-    // The last turn is the one to be continued: what became of earlier ones says nothing where it left no handle.
-    if (remembered?.noHandle !== undefined) return cold(remembered.noHandle, ownerId);
-    if (known !== undefined) return cold(known, ownerId);
-    return cold(facts.continues ? ReuseOutcome.MISS_NEVER : ReuseOutcome.UNSPECIFIED, ownerId);
+    return this.#take(request, key, readers, ownerId);
   }
 
   /** The prefill instances that can read from a living owner of the entries. */
   #chooseReaders(
     request: ReuseRequest,
     entries: readonly Entry[],
-  ):
-    | { readonly kind: 'readers'; readonly readers: readonly Instance[]; readonly ownerId: string }
-    | Extract<ReuseStep, { kind: 'cold' }> {
+  ): { readonly kind: 'readers'; readonly readers: readonly Instance[]; readonly ownerId: string } | Cold {
     let reason: ReuseOutcome = ReuseOutcome.MISS_OWNER_GONE;
     for (const entry of entries) {
       const owner = this.#livingOwner(entry);
@@ -348,9 +360,19 @@ export class ReusePlanner {
     });
   }
 
-  /** Name of the conversation in the router's own memory. */
-  memoryKey(facts: RequestFacts): string {
-    return JSON.stringify([facts.tenant, facts.model, facts.cacheSalt, facts.conversationId]);
+  /** Name of a conversation in the router's own memory. */
+  memoryKey(facts: RequestFacts, conversationId: string): string {
+    return JSON.stringify([facts.tenant, facts.model, facts.cacheSalt, conversationId]);
+  }
+
+  /** The turn before, as far as this router saw it. */
+  remembered(facts: RequestFacts): RememberedTurn | undefined {
+    if (mayBeFirst(facts)) return undefined;
+    for (const id of lookupIds(facts)) {
+      const turn = this.#memory.get(this.memoryKey(facts, id));
+      if (turn !== undefined) return turn;
+    }
+    return undefined;
   }
 
   /** Root of the adapter that the model is; empty for a base model. */
@@ -375,12 +397,17 @@ export class ReusePlanner {
   }
 }
 
-function cold(outcome: ReuseOutcome, ownerId?: string): Extract<ReuseStep, { kind: 'cold' }> {
+/** The history found it, if anything did, and shows no reply yet. */
+function mayBeFirst(facts: RequestFacts): boolean {
+  return facts.derivedConversation && !facts.continues;
+}
+
+function cold(outcome: ReuseOutcome, ownerId?: string): Cold {
   return { kind: 'cold', outcome, ownerId };
 }
 
 /** Conversations to look under, in order. */
-export function lookupIds(facts: RequestFacts): readonly string[] {
+function lookupIds(facts: RequestFacts): readonly string[] {
   if (facts.lookupConversationIds.length > 0) return facts.lookupConversationIds;
   return facts.conversationId === '' ? [] : [facts.conversationId];
 }

@@ -17,7 +17,7 @@ import type { ConversationMemory } from './conversation-memory.ts';
 import type { HandleHabits } from './handle-habits.ts';
 import { isSameLife } from './instance-record.ts';
 import type { InstanceView } from './instance-view.ts';
-import { lookupIds, type ReusePlanner, type ReuseStep } from './reuse-planner.ts';
+import type { ReusePlanner, ReuseStep } from './reuse-planner.ts';
 import type { HandleFate, TurnRecorder } from './turn-recorder.ts';
 
 type PlanDecision = Extract<Decision, { readonly kind: 'plan' }>;
@@ -150,12 +150,12 @@ export class Reuse {
   }
 
   #isBound(facts: RequestFacts): boolean {
-    return this.#options.clientBound && facts.conversationId !== '';
+    return this.#options.clientBound && facts.conversationId !== '' && !facts.derivedConversation;
   }
 
   /** One leg: nothing is taken, the stored handle stays good for a later turn. */
   #local({ facts, decision }: PrepareRequest): PreparedReuse {
-    const known = this.#parts.memory.get(this.#parts.planner.memoryKey(facts)) !== undefined;
+    const known = this.#parts.planner.remembered(facts) !== undefined;
     const continues = facts.continues || (facts.conversationId !== '' && known);
     const local = decision.mode === PlanMode.DECODE_LOCAL && continues;
     return this.#prepared(facts, decision, local ? ReuseOutcome.DECODE_LOCAL : ReuseOutcome.UNSPECIFIED, undefined);
@@ -201,8 +201,7 @@ export class Reuse {
     near: (decodeId: string) => PlanDecision,
   ): PlanDecision {
     if (this.#isBound(facts) || !this.#options.hasHandles) return planned;
-    const remembered =
-      lookupIds(facts).length === 0 ? undefined : this.#parts.memory.get(this.#parts.planner.memoryKey(facts));
+    const remembered = this.#parts.planner.remembered(facts);
     const decodeId = step.ownerId ?? remembered?.decodeId;
     const decision = decodeId === undefined ? planned : near(decodeId);
     const prefillFirst = step.kind === 'hit' ? step.prefill : [];

@@ -4,7 +4,7 @@ import type { GenerateRequest } from './hand-over.ts';
 
 /** What the router may know of a request: no text. */
 export function routeFacts(request: GenerateRequest): RequestFacts {
-  const { requestId, tenant, api, facts, body } = request;
+  const { requestId, tenant, api, facts, body, link } = request;
   return create(RequestFactsSchema, {
     requestId,
     tenant,
@@ -12,12 +12,13 @@ export function routeFacts(request: GenerateRequest): RequestFacts {
     model: facts.model,
     cacheSalt: facts.cacheSalt,
     priority: facts.priority,
-    conversationId: facts.conversationId,
+    conversationId: link.conversationId,
+    derivedConversation: link.derived,
     stream: facts.stream,
     bodyBytes: body.byteLength,
     localReasons: [...facts.localReasons],
     continues: facts.continues,
-    lookupConversationIds: [...request.lookupConversationIds],
+    lookupConversationIds: [...link.lookups],
     unprovenMembers: [...request.unprovenMembers],
     prefix: [...(request.prefix ?? [])],
   });

@@ -64,7 +64,11 @@ export class TurnRecorder {
     if (handedOver) this.#habits.note(decode, facts.stream, handle !== undefined);
     const remember = (noHandle: ReuseOutcome | undefined) => {
       if (facts.conversationId === '') return;
-      this.#memory.set(this.#planner.memoryKey(facts), { prefillId, decodeId: decode.id, noHandle });
+      this.#memory.set(this.#planner.memoryKey(facts, facts.conversationId), {
+        prefillId,
+        decodeId: decode.id,
+        noHandle,
+      });
     };
     if (handle === undefined) {
       if (handedOver) remember(this.#whyNoHandle(turn));
@@ -117,6 +121,7 @@ export class TurnRecorder {
     const conversationId = keep ? facts.conversationId : `baton.release/${planId}`;
     return create(PutEntryRequestSchema, {
       idempotencyKey: `${planId}:put`,
+      derivedKey: keep && facts.derivedConversation,
       key: this.#planner.keyOf(facts, conversationId),
       owner: create(EntryOwnerSchema, {
         instanceId: decode.id,

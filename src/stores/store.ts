@@ -218,7 +218,7 @@ export const STORE_LIMITS: StoreLimits = {
   promptTokens: 1_048_576,
   entriesPerKey: 8,
   entriesPerDerivedKey: 64,
-  tenantEntries: 10_000,
+  tenantEntries: 100_000,
   tenantBytes: 256 * 1024 * 1024,
   totalBytes: 1024 * 1024 * 1024,
   tenantWatches: 64,

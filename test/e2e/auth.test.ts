@@ -20,7 +20,10 @@ beforeAll(async () => {
   folder = mkdtempSync(join(tmpdir(), 'baton-auth-'));
   const file = join(folder, 'keys.txt');
   writeFileSync(file, `# clients\nteam-a sha256:${createHash('sha256').update(KEY).digest('hex')}\n`);
-  [keyed, open] = await Promise.all([startStubbed({ flags: { 'api-keys-file': file } }), startStubbed()]);
+  [keyed, open] = await Promise.all([
+    startStubbed({ flags: { 'api-keys-file': file } }),
+    startStubbed({ yaml: 'reuse: {autolink: false}\n' }),
+  ]);
 });
 beforeEach(() => {
   keyed.reset();
@@ -132,7 +135,7 @@ describe('the conversation', () => {
     expect(legs(open)).toEqual([]);
   });
 
-  test('turns that name none are warned about once', async () => {
+  test('where histories are not looked at, turns that name none are warned about once', async () => {
     const warnings = () => open.log.filter(({ field }) => field === 'conversation_id');
     await post(`${open.url}/v1/chat/completions`, { model: STUB_MODEL, messages });
     await post(`${open.url}/v1/chat/completions`, { ...turn, prompt_cache_key: 'p' });

@@ -127,7 +127,7 @@ async function start(): Promise<Handed> {
         scan,
         facts: readFacts('completions', body, scan),
         tenant: 'anonymous',
-        lookupConversationIds: [],
+        link: { conversationId: '', lookups: [], derived: false },
         unprovenMembers: [],
         headers: {},
         authorization: undefined,

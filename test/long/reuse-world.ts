@@ -43,6 +43,7 @@ timeouts: { store: 2s, tokenize: 10s, prefill_warm: 20s, prefill_cold: 20s, firs
 health: { interval: 150ms, timeout: 3s, failures: 2 }
 retry: { budget_percent: 100 }
 log: { level: info }
+reuse: { autolink: false }
 `;
 
 /** Names of a worker: faults are set by name, so that they hit the requests of that worker alone. */

@@ -66,7 +66,7 @@ export function testKvCacheStore(cases: readonly StoreCase[]): void {
         promptTokens: 400,
         entriesPerKey: 8,
         entriesPerDerivedKey: 64,
-        tenantEntries: 10_000,
+        tenantEntries: 100_000,
         tenantBytes: 268_435_456n,
         totalBytes: 1_073_741_824n,
         tenantWatches: 64,

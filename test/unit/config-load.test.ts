@@ -53,7 +53,7 @@ describe('defaults', () => {
       rpc: { host: '127.0.0.1', port: 50_051, insecure: false },
       rpcClient: {},
       admin: { host: '127.0.0.1', port: 29_000, insecure: false },
-      store: { backend: 'memory', maxBytes: 1024 ** 3, tenantEntries: 10_000, tenantBytes: 256 * 1024 ** 2 },
+      store: { backend: 'memory', maxBytes: 1024 ** 3, tenantEntries: 100_000, tenantBytes: 256 * 1024 ** 2 },
       kvConnector: 'nixl',
       policy: { prefill: 'round_robin', decode: 'round_robin' },
       policies: {

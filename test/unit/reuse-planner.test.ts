@@ -59,6 +59,7 @@ function entryOf(owner: Instance) {
     entryId: `entry-of-${id}`,
     owner: { instanceId: id, compatGroup: compatGroup(owner), ...(incarnation === undefined ? {} : { incarnation }) },
     storedTokens: TOKENS,
+    cachedTokens: TOKENS,
     engineBlockSize: 16,
   });
 }
@@ -171,7 +172,7 @@ describe('nothing is stored', () => {
     ['the last turn left one', undefined, ReuseOutcome.MISS_TAKEN],
   ])('%s', async (_, noHandle, outcome) => {
     const { plan, planner, memory, facts } = setUp({ owners: [] });
-    memory.set(planner.memoryKey(facts), { prefillId: 'p1', decodeId: 'd1', noHandle });
+    memory.set(planner.memoryKey(facts, facts.conversationId), { prefillId: 'p1', decodeId: 'd1', noHandle });
     expect(await plan()).toEqual({ kind: 'cold', outcome, ownerId: 'd1' });
   });
 });

@@ -1671,7 +1671,7 @@ export const MissReasonSchema: GenEnum<MissReason> = /*@__PURE__*/
  * without it when it does not answer.
  *
  * Limits, unless GetStats says otherwise: entry 4 MiB; chain 16,384 digests; prompt 1,048,576 ids; 8 live entries a key
- * (64 for keys that were derived from the history); 10,000 entries and 256 MiB a tenant; 1 GiB in all, over which the
+ * (64 for keys that were derived from the history); 100,000 entries and 256 MiB a tenant; 1 GiB in all, over which the
  * entry next to expire is evicted into the release queue; 64 watches a tenant; message 16 MiB.
  *
  * The tenant comes from the credential of the caller. A key that names another tenant is refused with PERMISSION_DENIED

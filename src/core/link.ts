@@ -1,0 +1,90 @@
+import type { Api } from './facts.ts';
+import { hashHistory, hashPromptPrefixes, historyLookups, type IncrementalHash } from './history.ts';
+import type { ScannedObject } from './json-scan.ts';
+
+/** How turns find the handles of earlier ones. */
+export interface LinkRules {
+  readonly guard: 'exact' | 'history' | 'off';
+  /** Requests that name no conversation are linked by their history. */
+  readonly autolink: boolean;
+}
+
+/** Where the handle of a request's turn is put, and where those of earlier turns are looked for. */
+export interface TurnLink {
+  /** Empty where the turn is in no conversation. */
+  readonly conversationId: string;
+  /** In order; empty: under `conversationId` alone. */
+  readonly lookups: readonly string[];
+  /** `conversationId` is made from the history: the next turn has another one. */
+  readonly derived: boolean;
+}
+
+/**
+ * Links a request to earlier ones. What it is found by may be wrong: the guard compares tokens, so that a wrong link
+ * costs a miss. Under the unsafe guards there is no such proof, and only named conversations are linked.
+ */
+export function linkTurn(
+  rules: LinkRules,
+  named: string,
+  api: Api,
+  body: Uint8Array,
+  scan: ScannedObject,
+  createHash: () => IncrementalHash,
+): TurnLink {
+  if (rules.guard === 'history' && named !== '') return byHistoryOf(named, api, body, scan, createHash);
+  if (named !== '' || !findsByHistory(rules)) {
+    return { conversationId: named, lookups: [], derived: false };
+  }
+  const [own, lookups] = ownAndLookups(api, body, scan, createHash);
+  if (own === undefined) return UNLINKED;
+  return { conversationId: derivedId(own), lookups: lookups.map(derivedId), derived: true };
+}
+
+/** Whether requests that name no conversation are linked. */
+export function findsByHistory({ guard, autolink }: LinkRules): boolean {
+  return guard === 'exact' && autolink;
+}
+
+const UNLINKED: TurnLink = { conversationId: '', lookups: [], derived: false };
+
+function derivedId(hash: string): string {
+  return `history:${hash}`;
+}
+
+function ownAndLookups(
+  api: Api,
+  body: Uint8Array,
+  scan: ScannedObject,
+  createHash: () => IncrementalHash,
+): readonly [own: string | undefined, lookups: readonly string[]] {
+  if (api === 'completions') {
+    const hashes = hashPromptPrefixes(body, scan, createHash);
+    return [hashes[0], hashes];
+  }
+  const hashes = hashHistory(api, body, scan, createHash);
+  return hashes === undefined ? [undefined, []] : [hashes.all, historyLookups(hashes)];
+}
+
+/**
+ * Under the unsafe `history` guard a turn is found only by the history it continues: it is stored under its conversation
+ * and the hash of its messages, and looked for under those before the last assistant message.
+ */
+function byHistoryOf(
+  named: string,
+  api: Api,
+  body: Uint8Array,
+  scan: ScannedObject,
+  createHash: () => IncrementalHash,
+): TurnLink {
+  const hashes = hashHistory(api, body, scan, createHash);
+  if (hashes === undefined) return UNLINKED;
+  const name = (hash: string) => {
+    const both = createHash();
+    both.update(new TextEncoder().encode(`${named}\n${hash}`));
+    return both.digest('hex');
+  };
+  const { all, beforeAssistant } = hashes;
+  // A turn without an earlier one has nothing to look for: an id that no turn is stored under.
+  const lookup = beforeAssistant === undefined ? `${name(all)}-first` : name(beforeAssistant);
+  return { conversationId: name(all), lookups: [lookup], derived: false };
+}
