@@ -75,6 +75,26 @@ describe.each(Object.keys(STORES))('store %s', (name) => {
       expect(await store.stats({})).toMatchObject({ entries: 0, claims: 0, bytes: 0 });
     });
 
+    test('claims past their deadline count as committed, also where many are due before one of them is looked at', async () => {
+      const { time, store, put, taken, key } = await opened();
+      for (let index = 0; index < 50; index++) {
+        await put(key(`${index}`));
+        await taken({ ...key(`${index}`), deadlineMs: 5000 + index });
+      }
+      time.now += 6000;
+      // The first call after it tells of the one that is due last.
+      const last = { kind: 'key' as const, key: { ...KEY, conversationId: '49' } };
+      expect(await store.get(last)).toEqual({ entries: [], miss: MissReason.TAKEN });
+    });
+
+    test('an entry whose claim was due after it is expired', async () => {
+      const { time, put, taken, take } = await opened();
+      await put({ ttlMs: 50_000 });
+      await taken({ deadlineMs: 60_000 });
+      time.now += 60_000;
+      expect(await take()).toEqual(miss(MissReason.EXPIRED));
+    });
+
     test('an entry that expires while it is claimed does not come back', async () => {
       const { time, store, put, taken, take } = await opened();
       await put({ ttlMs: 50_000 });

@@ -2,7 +2,7 @@ import { once } from 'node:events';
 import { createServer, type Socket } from 'node:net';
 import { afterAll, beforeAll, beforeEach, describe, expect, test, vi } from 'vitest';
 import { MissReason } from '../../gen/baton/v1/kv_cache_store_pb.ts';
-import type { ValkeyOptions } from '../../src/stores/store.ts';
+import type { StoreNotice, ValkeyOptions } from '../../src/stores/store.ts';
 import { callId, ids, KEY, newEntry, proofOf } from '../support/kv-store.ts';
 import { hasRedis, needsRedis, RedisServer } from '../support/redis.ts';
 import { miss, nextPrefix, openOn, put, takeCall, takenOnceBack } from '../support/valkey.ts';
@@ -137,7 +137,10 @@ describe('the server', () => {
   test('without the database of the URL is refused, and no other one is used', async () => {
     await using own = await RedisServer.start();
     const url = `redis://127.0.0.1:${own.port}/99`;
-    await expect(opened({ url })).rejects.toThrow(/has no database 99; name another one/);
+    const heard: StoreNotice[] = [];
+    await expect(openOn(own, { url }, heard)).rejects.toThrow(/has no database 99; name another one/);
+    // Whoever opens it tells of it, once.
+    expect(heard).toEqual([]);
     const { store } = await opened({ url: url.replace('99', '1') });
     await put(store);
     expect(await own.command('INFO keyspace')).toMatch(/db1:/);
@@ -182,7 +185,13 @@ describe('the server', () => {
     await using a = await openOn(own);
     expect(a.notices).toMatchObject([{ level: 'warn', message: expect.stringContaining('allkeys-lru') }]);
     await own.command('CONFIG SET maxmemory 64mb');
-    await expect(openOn(own)).rejects.toThrow(/allkeys-lru.*set maxmemory-policy to noeviction/);
+    const refusal = /allkeys-lru.*set maxmemory-policy to noeviction/;
+    await expect(openOn(own)).rejects.toThrow(refusal);
+    await own.command('CLIENT KILL TYPE normal');
+    const told = { level: 'error', message: expect.stringMatching(refusal) };
+    await expect.poll(() => a.notices.at(-1)).toMatchObject(told);
+    await expect(put(a.store)).rejects.toThrow(refusal);
+    expect(a.notices.filter(({ level }) => level === 'error')).toHaveLength(1);
   });
 
   test('without memory refuses to store, and still gives what it has', async () => {

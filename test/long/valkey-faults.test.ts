@@ -112,14 +112,21 @@ describe('the server of a valkey store', () => {
     await writeFile(passwordFile, 'sesame-1\n');
     await using file = await openOn(own, { passwordFile });
     await put(file.store);
+    await writeFile(passwordFile, 'sesame-2\n');
+    const wrong: readonly [Parameters<typeof openOn>[1], RegExp][] = [
+      // Of the refused password, or of the first call behind it.
+      [{ url: own.url.replace('//', '//:sesame-2@') }, /^(WRONGPASS|NOAUTH): .*correct them in store\.valkey\.url \(/],
+      [{ passwordFile }, /^(WRONGPASS|NOAUTH): .*the right one into the file that store\.valkey\.password_file names/],
+      [{}, /^NOAUTH: .*wants a password; .*name that with store\.valkey\.password_file/],
+    ];
+    for (const [settings, cause] of wrong) {
+      await using bad = await openOn(own, settings);
+      const error: unknown = await put(bad.store).catch((refusal: unknown) => refusal);
+      expect(error).toMatchObject({ reason: 'STORE_UNAVAILABLE' });
+      expect(bad.notices).toMatchObject([{ level: 'warn', fields: { cause: expect.stringMatching(cause) } }]);
+      expect(JSON.stringify([error, String(error), bad.notices])).not.toContain('sesame');
+    }
     await rm(dir, { recursive: true });
-    await using bad = await openOn(own, { url: own.url.replace('//', '//:sesame-2@') });
-    const error: unknown = await put(bad.store).catch((refusal: unknown) => refusal);
-    expect(error).toMatchObject({ reason: 'STORE_UNAVAILABLE' });
-    // Of the refused password, or of the first call behind it.
-    const cause = expect.stringMatching(/^(WRONGPASS|NOAUTH)$/);
-    expect(bad.notices).toMatchObject([{ level: 'warn', fields: { cause } }]);
-    expect(JSON.stringify([error, String(error), bad.notices])).not.toContain('sesame');
   });
 
   test('may be a cluster', async () => {

@@ -15,9 +15,12 @@ export function nextPrefix(): string {
   return `v${++prefixes}`;
 }
 
-/** A store on a server, with what it told its operator. */
-export async function openOn(on: Pick<RedisServer, 'url'>, rest: Partial<ValkeyOptions> = {}) {
-  const notices: StoreNotice[] = [];
+/** A store on a server, with what it told its operator; also in `notices`, for one that does not open. */
+export async function openOn(
+  on: Pick<RedisServer, 'url'>,
+  rest: Partial<ValkeyOptions> = {},
+  notices: StoreNotice[] = [],
+) {
   const store = await STORES.valkey({
     now: () => performance.now(),
     limits: limits(),

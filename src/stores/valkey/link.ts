@@ -3,6 +3,7 @@ import { Cluster, Redis, type RedisOptions } from 'iovalkey';
 import type { BatonError } from '../../core/errors.ts';
 import { storeUnavailable } from '../refusals.ts';
 import type { StoreNotice, ValkeyOptions } from '../store.ts';
+import { causeOf, isTls, noAnswer } from './cause.ts';
 import { Reply } from './reply.ts';
 import { type ScriptName, scriptText } from './scripts.ts';
 import { checkServer } from './server-check.ts';
@@ -49,12 +50,12 @@ export class Link {
   #downSince = performance.now();
   #told: 'up' | 'down' | undefined;
   readonly #db: number;
-  readonly #isTls: boolean;
   #refusal: BatonError | undefined;
   #cause = '';
   #checked = false;
   #probing: Promise<void> | undefined;
   #timer: NodeJS.Timeout | undefined;
+  #isOpen = false;
   #closed = false;
   /** Whether it was told that the password is not needed. */
   #needless = false;
@@ -63,7 +64,6 @@ export class Link {
     this.#options = options;
     this.#main = `{${options.settings.prefix}}:m`;
     this.#db = options.settings.cluster ? 0 : dbOf(options.settings.url);
-    this.#isTls = isTlsUrl(options.settings.url);
     this.#client = clientOf(options);
     tellOfNeedlessPassword(this.#client, () => {
       if (!this.#needless) this.#notice('warn', 'the valkey server wants no password, and is given one');
@@ -96,7 +96,8 @@ export class Link {
       await this.#probe();
       if (!this.#isUp) await new Promise((resolve) => setTimeout(resolve, 20));
     }
-    if (!this.#isUp) this.#tell('down');
+    if (!this.#isUp && this.#refusal === undefined) this.#tell('down');
+    this.#isOpen = true;
     this.#watch();
   }
 
@@ -177,7 +178,9 @@ export class Link {
     try {
       if (!this.#checked) {
         const { refusal, warnings } = await checkServer(this.#client, this.#db);
-        if (refusal !== undefined && this.#refusal === undefined) this.#notice('error', refusal.message);
+        // Whoever opens the link is told by its refusal.
+        const isNews = this.#isOpen && this.#refusal === undefined;
+        if (refusal !== undefined && isNews) this.#notice('error', refusal.message);
         this.#refusal = refusal;
         if (refusal !== undefined) return;
         for (const warning of warnings) this.#notice('warn', warning);
@@ -228,12 +231,12 @@ export class Link {
       this.#notice(
         'warn',
         'the valkey server does not answer: nothing is stored or found until it does',
-        this.#cause === '' ? noAnswer(this.#isTls) : this.#cause,
+        this.#cause === '' ? noAnswer(this.#options.settings) : this.#cause,
       );
   }
 
   #noteCause(error: unknown): void {
-    const cause = causeOf(error, this.#isTls);
+    const cause = causeOf(error, this.#options.settings);
     if (cause !== undefined) this.#cause = cause;
   }
 
@@ -256,27 +259,6 @@ function dbOf(url: string): number {
   return Number(new URL(url).pathname.slice(1));
 }
 
-function isTlsUrl(url: string): boolean {
-  return /^(rediss|valkeys):/.test(url);
-}
-
-/**
- * What went wrong: a word such as ECONNREFUSED or WRONGPASS, or a sentence of one's own; the error's could tell more than it
- * should. Undefined for what says nothing.
- */
-function causeOf(error: unknown, isTls: boolean): string | undefined {
-  if (!(error instanceof Error)) return undefined;
-  if (error.name === 'ParserError') return 'what answers there is no Redis or Valkey server';
-  const code = 'code' in error && typeof error.code === 'string' ? error.code : error.message.split(' ')[0];
-  if (code === 'ETIMEDOUT' || error.message === 'Command timed out') return noAnswer(isTls);
-  if (code === 'ERR_SSL_WRONG_VERSION_NUMBER') return `${code}: what answers there speaks no TLS`;
-  return code !== undefined && /^[A-Z_]{4,40}$/.test(code) ? code : undefined;
-}
-
-function noAnswer(isTls: boolean): string {
-  return isTls ? 'ETIMEDOUT: no answer in TLS; a port without TLS wants redis:// or valkey://' : 'ETIMEDOUT';
-}
-
 /** The client would write to standard error of a password that its server does not want; a cluster's nodes still do. */
 function tellOfNeedlessPassword(client: object, tell: () => void): void {
   if (!(client instanceof Redis)) return;
@@ -296,13 +278,12 @@ function tellOfNeedlessPassword(client: object, tell: () => void): void {
 function clientOf({ settings, password, ca }: LinkOptions): Client {
   const url = new URL(settings.url);
   const secret = password ?? (url.password === '' ? undefined : decodeURIComponent(url.password));
-  const isTls = isTlsUrl(settings.url);
   const db = dbOf(settings.url);
   const address = { host: url.hostname.replace(/^\[(.*)\]$/, '$1'), port: Number(url.port || 6379) };
   const common: RedisOptions = {
     ...(url.username === '' ? {} : { username: decodeURIComponent(url.username) }),
     ...(secret === undefined ? {} : { password: secret }),
-    ...(isTls ? { tls: ca === undefined ? {} : { ca } } : {}),
+    ...(isTls(settings) ? { tls: ca === undefined ? {} : { ca } } : {}),
     lazyConnect: true,
     enableOfflineQueue: false,
     enableReadyCheck: false,
