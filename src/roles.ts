@@ -14,6 +14,7 @@ import { credentialsElsewhere, engineHeadersOf } from './roles/credentials.ts';
 import { buildFacadeOf } from './roles/facade.ts';
 import { buildFirstToken, firstTokenConnector, openNotices } from './roles/first-token.ts';
 import { drain, listen } from './roles/listen.ts';
+import { keepMessagesYoung } from './roles/message-memory.ts';
 import { createPeers } from './roles/peers.ts';
 import { buildRegistry, firstLook, registryElsewhere, startSims, watchPools, watchRemote } from './roles/pools.ts';
 import { keepRegistryState } from './roles/registry-state.ts';
@@ -96,6 +97,7 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   const view: WatchedView = registry ?? (storeOnly ? NO_POOLS : watchRemote(settings, connectTo, stack));
   watchPools(metrics, view);
 
+  if (has('kvstore')) keepMessagesYoung();
   const localStore = has('kvstore') ? await openStore(config.store, log, metrics, onFault, stack) : undefined;
   // A router without a store beside it uses the one it is told of, and a facade empties its release queues; reuse is off
   // without one.

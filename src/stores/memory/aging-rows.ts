@@ -43,7 +43,8 @@ export class AgingRows {
     const before = this.#rowOf(key);
     if (before !== NO_ROW) this.#queue.forget(before);
     const row = this.#rows.acquire();
-    for (const [index, word] of [...key, ...value].entries()) this.#rows.set(row, COLUMN.key + index, word);
+    let column: number = COLUMN.key;
+    for (const numbers of [key, value]) for (const number of numbers) this.#rows.set(row, column++, number);
     this.#index.add(row);
     this.#queue.push(row, now, bytes);
   }

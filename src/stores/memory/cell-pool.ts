@@ -1,7 +1,8 @@
 /** Bytes of a cell: of each byte string half a cell is lost on average. */
 const CELL_BYTES = 128;
-/** Cells that are got from the system at once: 1 MiB. */
-const SLAB_CELLS = 8192;
+/** Cells that are got from the system at once are two to this power: 1 MiB. */
+const SLAB_BITS = 13;
+const SLAB_CELLS = 1 << SLAB_BITS;
 /** No cell: where an empty byte string lies, and behind the last cell of one. */
 export const NO_CELL = -1;
 
@@ -83,7 +84,7 @@ export class CellPool {
     if (cell === NO_CELL) {
       cell = this.#unused;
       this.#unused += 1;
-      if (cell % SLAB_CELLS === 0) {
+      if ((cell & (SLAB_CELLS - 1)) === 0) {
         this.#slabs.push({ bytes: new Uint8Array(SLAB_CELLS * CELL_BYTES), next: new Int32Array(SLAB_CELLS) });
       }
     } else {
@@ -101,20 +102,20 @@ export class CellPool {
   }
 
   #after(cell: number): number {
-    return this.#slab(cell).next[cell % SLAB_CELLS] ?? NO_CELL;
+    return this.#slab(cell).next[cell & (SLAB_CELLS - 1)] ?? NO_CELL;
   }
 
   #follow(cell: number, next: number): void {
-    this.#slab(cell).next[cell % SLAB_CELLS] = next;
+    this.#slab(cell).next[cell & (SLAB_CELLS - 1)] = next;
   }
 
   #slab(cell: number): Slab {
-    const slab = this.#slabs[Math.floor(cell / SLAB_CELLS)];
+    const slab = this.#slabs[cell >> SLAB_BITS];
     if (slab === undefined) throw new Error('bytes are looked for that are not kept');
     return slab;
   }
 }
 
 function offsetOf(cell: number): number {
-  return (cell % SLAB_CELLS) * CELL_BYTES;
+  return (cell & (SLAB_CELLS - 1)) * CELL_BYTES;
 }

@@ -44,7 +44,7 @@ interface Condemned {
 }
 
 /** Slots that are dropped before other work gets its turn. */
-const DROP_SLICE = 1000;
+const DROP_SLICE = 500;
 
 /**
  * The lives of entries and claims: which state follows which, what time does to them, and what is remembered of the

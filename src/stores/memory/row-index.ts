@@ -1,7 +1,8 @@
 import { NO_ROW, type Rows } from './rows.ts';
 
-/** Buckets that are got from the system at once; a power of two. */
-const CHUNK = 1024;
+/** Buckets that are got from the system at once are two to this power. */
+const CHUNK_BITS = 10;
+const CHUNK = 1 << CHUNK_BITS;
 
 /** The columns that an index reads and writes. */
 export interface RowIndexColumns {
@@ -82,13 +83,13 @@ export class RowIndex {
   }
 
   #first(bucket: number): number {
-    return this.#newest[Math.floor(bucket / CHUNK)]?.[bucket % CHUNK] ?? NO_ROW;
+    return this.#newest[bucket >> CHUNK_BITS]?.[bucket & (CHUNK - 1)] ?? NO_ROW;
   }
 
   #setFirst(bucket: number, row: number): void {
-    const chunk = this.#newest[Math.floor(bucket / CHUNK)];
+    const chunk = this.#newest[bucket >> CHUNK_BITS];
     if (chunk === undefined) throw new Error('a bucket is looked for that is not there');
-    chunk[bucket % CHUNK] = row;
+    chunk[bucket & (CHUNK - 1)] = row;
   }
 
   #after(row: number): number {

@@ -1,5 +1,6 @@
-/** Rows that are got from the system at once. */
-const CHUNK_ROWS = 1024;
+/** Rows that are got from the system at once are two to this power. */
+const CHUNK_BITS = 10;
+const CHUNK_ROWS = 1 << CHUNK_BITS;
 /** No row. */
 export const NO_ROW = -1;
 
@@ -39,15 +40,15 @@ export class Rows {
   }
 
   get(row: number, column: number): number {
-    return this.#chunk(row)[(row % CHUNK_ROWS) * this.#columns + column] ?? 0;
+    return this.#chunk(row)[(row & (CHUNK_ROWS - 1)) * this.#columns + column] ?? 0;
   }
 
   set(row: number, column: number, value: number): void {
-    this.#chunk(row)[(row % CHUNK_ROWS) * this.#columns + column] = value;
+    this.#chunk(row)[(row & (CHUNK_ROWS - 1)) * this.#columns + column] = value;
   }
 
   #chunk(row: number): Float64Array {
-    const chunk = this.#chunks[Math.floor(row / CHUNK_ROWS)];
+    const chunk = this.#chunks[row >> CHUNK_BITS];
     if (chunk === undefined) throw new Error('a row is looked for that is not there');
     return chunk;
   }

@@ -49,7 +49,7 @@ export const MEMORY_BOUNDS: MemoryBounds = {
   replayBytes: 128 * 1024 * 1024,
   endedClaims: 200_000,
   endedClaimMs: 3_600_000,
-  sweep: 32,
+  sweep: 8,
 };
 
 /** How much more a call clears that is not on a request's path. */
@@ -58,14 +58,19 @@ const SLOW_PATH_FACTOR = 32;
 const TELL_EVERY_MS = 1000;
 /** Rough size of a remembered claim, beside its handle and what {@link ReplayWindow} counts itself. */
 const TAKE_ANSWER_BYTES = 512;
+/** Due entries and claims that are cleared away before other work gets its turn. */
+const DUE_SLICE = 128;
 /** Saved entries that are taken up before other work gets its turn. */
 const RESTORE_SLICE = 1000;
+/** Answers of each method, and of each kind of what is remembered of the dead, that one look at the counts clears away. */
+const TRIM_SLICE = 256;
 /** Slots looked at before other work gets its turn. */
 const SLICE = 2000;
 
 /**
- * The store in memory. Every call is one step, so nothing can come between its checks and its changes; nothing runs
- * between the calls: what is due is seen as gone when it is looked at, and cleared away a little with every call.
+ * The store in memory. Every call is one step, so nothing can come between its checks and its changes. What is due is
+ * seen as gone when it is looked at, and cleared away a little with every call; where much is due at once, the rest
+ * follows in turns of its own.
  */
 export class MemoryStore implements KvStore {
   readonly runId: string;
@@ -88,6 +93,7 @@ export class MemoryStore implements KvStore {
   readonly #counters = new StoreCounters();
   readonly #save: ((entries: Iterable<SavedEntry>) => Promise<void>) | undefined;
   #sweeping: NodeJS.Timeout | undefined;
+  #isClearing = false;
 
   constructor(
     options: StoreOptions,
@@ -231,9 +237,9 @@ export class MemoryStore implements KvStore {
   async stats(filter: StoreFilter): Promise<StoreStats> {
     const now = this.#begin(SLOW_PATH_FACTOR);
     for (const memory of [this.#puts, this.#takes, this.#releases, this.#deletes, this.#invalidations]) {
-      memory.trim(now, SLICE);
+      memory.trim(now, TRIM_SLICE);
     }
-    this.#life.trim(now, SLICE);
+    this.#life.trim(now, TRIM_SLICE);
     const counted = this.#counters.of(filter.tenant);
     if (filter.tenant === undefined && filter.instanceId === undefined && filter.conversationId === undefined) {
       return {
@@ -298,7 +304,11 @@ export class MemoryStore implements KvStore {
 
   /** Clears away all that is due, with turns for other work between. */
   async #clearDue(): Promise<void> {
-    while (this.#life.sweep(this.#now(), this.#bounds.sweep * SLOW_PATH_FACTOR)) await setImmediate();
+    if (this.#isClearing) return;
+    this.#isClearing = true;
+    do await setImmediate();
+    while (this.#life.sweep(this.#now(), DUE_SLICE));
+    this.#isClearing = false;
   }
 
   #stopSweeping(): void {
@@ -390,10 +400,10 @@ export class MemoryStore implements KvStore {
     };
   }
 
-  /** The time of a call, which clears some of what is due on its way. */
+  /** The time of a call, which clears some of what is due on its way; where that was not all, the rest goes in between. */
   #begin(factor = 1): number {
     const now = this.#now();
-    this.#life.sweep(now, this.#bounds.sweep * factor);
+    if (this.#life.sweep(now, this.#bounds.sweep * factor)) void this.#clearDue();
     return now;
   }
 
