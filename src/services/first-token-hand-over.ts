@@ -264,7 +264,7 @@ class FirstTokenHandOver {
     const prompt = withBarePrompt(this.#request);
     for (const { instanceId, url } of engines) {
       const { headers } = engineHeaders(instanceId, authorization);
-      const found = await tokenize(this.#deps.engines, { ...prompt, url, headers, api, timeoutMs, signal });
+      const found = await tokenize(this.#deps.engines, { url, headers }, { ...prompt, api, timeoutMs, signal });
       if (signal.aborted) return 'gone';
       if (found !== undefined) return found;
     }

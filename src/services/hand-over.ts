@@ -186,10 +186,13 @@ async function planRoute(deps: HandOverDeps, request: GenerateRequest, sink: Cli
   try {
     let { result } = await askRouter(deps, message, signal);
     if (result.case === 'needPromptTokens') {
-      const { instanceId, url } = result.value;
-      const { headers } = engineHeaders(instanceId, authorization);
+      const { instanceId, url, fallbacks } = result.value;
+      const targets = [{ instanceId, url }, ...fallbacks].map((target) => {
+        const { headers } = engineHeaders(target.instanceId, authorization);
+        return { url: target.url, headers };
+      });
       const timeoutMs = limits.tokenizeMs;
-      promptTokenIds = await tokenizePrompt(engines, { url, headers, api, body, scan, timeoutMs, signal });
+      promptTokenIds = await tokenizePrompt(engines, targets, { api, body, scan, timeoutMs, signal });
       message.prompt = create(PromptTokensSchema, { instanceId, tokenIds: [...promptTokenIds] });
       ({ result } = await askRouter(deps, message, signal));
     }

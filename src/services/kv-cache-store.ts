@@ -62,6 +62,7 @@ import {
   readClaimDeadline,
   readConnector,
   readFilter,
+  readHandle,
   readKey,
   readMinTokens,
   readOwner,
@@ -132,10 +133,7 @@ export class KvCacheStoreService implements ServiceImpl<typeof KVCacheStore>, Di
     requireCallKey(request.idempotencyKey);
     const key = readKey(request.key, caller);
     const owner = readOwner(request.owner);
-    const { handle } = request;
-    if (handle === undefined) throw invalidField('handle', 'is required');
-    if (request.storedTokens === 0) throw invalidField('stored_tokens', 'is required');
-    if (request.engineBlockSize === 0) throw invalidField('engine_block_size', 'is required');
+    const handle = readHandle(request);
     const connector = readConnector(request.connector);
     const ttlMs = readTtl(request.remainingTtl);
     const precondition = readPutPrecondition(request);

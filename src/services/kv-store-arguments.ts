@@ -9,6 +9,7 @@ import type {
   PutEntryRequest,
   TakeEntryRequest,
 } from '../../gen/baton/v1/kv_cache_store_pb.ts';
+import type { KvTransferParams } from '../../gen/baton/v1/kv_transfer_pb.ts';
 import type { TokenChain } from '../../gen/baton/v1/tokens_pb.ts';
 import {
   type ChainSeed,
@@ -22,6 +23,7 @@ import {
   promptOfIds,
 } from '../core/chain.ts';
 import { BatonError } from '../core/errors.ts';
+import { numTokens } from '../core/kv-transfer.ts';
 import type { AtRevision, StoreFilter, StoreKey, StoreLife, StoreLimits, StoreOwner } from '../stores/store.ts';
 import { checkSize, invalidField, overLimit } from './call-arguments.ts';
 import { sha256 } from './sha256.ts';
@@ -114,6 +116,25 @@ export function readConnector(connector: string): string {
     throw invalidField('connector', 'is not a kebab-case name');
   }
   return connector;
+}
+
+/** The handle of a put; it must not contradict what the put says of it, because takes are answered from that. */
+export function readHandle({ handle, storedTokens, engineBlockSize }: PutEntryRequest): KvTransferParams {
+  if (handle === undefined) throw invalidField('handle', 'is required');
+  if (storedTokens === 0) throw invalidField('stored_tokens', 'is required');
+  if (engineBlockSize === 0) throw invalidField('engine_block_size', 'is required');
+  const named = numTokens(handle);
+  if (named !== undefined && named !== storedTokens) {
+    throw invalidField('stored_tokens', `is not what the handle names: remote_num_tokens is ${named}`);
+  }
+  const groups = handle.remoteBlockIds?.groups ?? [];
+  const [blocks] = groups;
+  const needed = Math.ceil(storedTokens / engineBlockSize);
+  if (engineBlockSize > 1 && groups.length === 1 && blocks !== undefined && blocks.ids.length < needed) {
+    const detail = `${blocks.ids.length} blocks; stored_tokens fill ${needed} of engine_block_size`;
+    throw invalidField('handle.remote_block_ids', `are too few: ${detail}`);
+  }
+  return handle;
 }
 
 /** Milliseconds for which the blocks of a put are there. */

@@ -67,7 +67,8 @@ export type ReuseStep =
       /** Claims the prefill instance's trial, if this leg is one. */
       readonly admission: Admission;
     }
-  | { readonly kind: 'need-tokens'; readonly instance: Instance }
+  /** Of any of these instances, the first one best. */
+  | { readonly kind: 'need-tokens'; readonly instances: readonly Instance[] }
   | {
       readonly kind: 'cold';
       readonly outcome: ReuseOutcome;
@@ -83,6 +84,8 @@ interface Absent {
   readonly outcome: ReuseOutcome;
 }
 
+/** Engines that a prompt's tokens are asked of at most. */
+const MAX_TOKENIZERS = 3;
 /** Least number of equal tokens that an engine pulls at all (`kv_recompute_threshold`). */
 const MIN_TOKENS = 64;
 /** Limit for the first leg with a handle of an instance that may hang on it. */
@@ -180,7 +183,7 @@ export class ReusePlanner {
       // Equal short prompts come again and again: what cannot become a hit is not worth the question for their tokens.
       const isShort = look.entries.every(({ cachedTokens }) => cachedTokens < MIN_TOKENS);
       if (isShort && mayBeFirst(facts)) return cold(ReuseOutcome.MISS_TOO_SMALL, ownerId);
-      if (prompt === undefined) return { kind: 'need-tokens', instance: reader };
+      if (prompt === undefined) return { kind: 'need-tokens', instances: this.#tokenizers(readers, ownerId) };
       if (prompt.tokenIds.length === 0) return cold(ReuseOutcome.MISS_UNVERIFIABLE, ownerId);
     }
     return this.#take(request, key, readers, ownerId);
@@ -207,6 +210,12 @@ export class ReusePlanner {
       if (readers.length > 0) return { kind: 'readers', readers, ownerId: owner.id };
     }
     return cold(reason, entries[0]?.owner?.instanceId);
+  }
+
+  /** Instances of one compat group, so of one tokenizer: the readers, and the owner where there are few of them. */
+  #tokenizers(readers: readonly Instance[], ownerId: string): readonly Instance[] {
+    const owner = this.#view.snapshot().filter(({ id, state }) => id === ownerId && state === InstanceState.READY);
+    return [...readers, ...owner].slice(0, MAX_TOKENIZERS);
   }
 
   /** Asks without opening a trial. */

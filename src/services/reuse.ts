@@ -105,9 +105,7 @@ export class Reuse {
     this.#options = options;
   }
 
-  async prepare(
-    request: PrepareRequest,
-  ): Promise<PreparedReuse | { readonly kind: 'need-tokens'; readonly instance: Instance }> {
+  async prepare(request: PrepareRequest): Promise<PreparedReuse | Extract<ReuseStep, { kind: 'need-tokens' }>> {
     const { facts, decision } = request;
     if (decision.mode !== PlanMode.PREFILL_DECODE) return this.#local(request);
     let around = decision;

@@ -162,8 +162,10 @@ export class RouterService {
     const step = await this.#prepare(request, facts, placed, call.signal);
     if (step?.kind === 'need-tokens') {
       this.#remember(request.planKey, placed);
-      const { id: instanceId, url } = step.instance;
-      return create(PlanRouteResponseSchema, { result: { case: 'needPromptTokens', value: { instanceId, url } } });
+      const [first, ...fallbacks] = step.instances.map(({ id: instanceId, url }) => ({ instanceId, url }));
+      return create(PlanRouteResponseSchema, {
+        result: { case: 'needPromptTokens', value: { ...first, fallbacks } },
+      });
     }
     // A repeat of the call may have been faster; two plans for one key would reserve twice and be reported once.
     const raced = this.#reservations.answerTo(request.planKey);

@@ -4,10 +4,14 @@ import { tokenizeDrops } from '../core/prompt-members.ts';
 import type { EngineClient } from '../engine/client.ts';
 import { runWholeLeg } from './leg.ts';
 
-/** What is needed to learn a prompt's token ids. */
-export interface TokenizeRequest {
+/** An engine that is asked. */
+export interface Tokenizer {
   readonly url: string;
   readonly headers: Readonly<Record<string, string>>;
+}
+
+/** What is needed to learn a prompt's token ids. */
+export interface TokenizeRequest {
   readonly api: Api;
   readonly body: Uint8Array;
   readonly scan: ScannedObject;
@@ -25,15 +29,54 @@ export interface TokenizedPrompt {
 
 /**
  * The token ids of a request's prompt: as the client sent them, or as an engine's `/tokenize` renders them. Empty where
- * they cannot be learnt in time; then nothing is proven and nothing is reused.
+ * they cannot be learnt in time; then nothing is proven and nothing is reused. The next engine is asked when one has no
+ * answer, or has used up its part of the time; whoever answers first is believed.
  */
-export async function tokenizePrompt(engines: EngineClient, request: TokenizeRequest): Promise<readonly number[]> {
-  return (await tokenize(engines, request))?.ids ?? [];
+export function tokenizePrompt(
+  engines: EngineClient,
+  targets: readonly Tokenizer[],
+  request: TokenizeRequest,
+): Promise<readonly number[]> {
+  const { timeoutMs } = request;
+  return new Promise((resolve, reject) => {
+    const over = new AbortController();
+    const signal = AbortSignal.any([request.signal, over.signal]);
+    const waiting = [...targets];
+    let open = 0;
+    let patience: NodeJS.Timeout | undefined;
+    const end = (ids: readonly number[]) => {
+      clearTimeout(patience);
+      clearTimeout(limit);
+      over.abort();
+      resolve(ids);
+    };
+    const limit = timeoutMs > 0 ? setTimeout(() => end([]), timeoutMs) : undefined;
+    const askNext = () => {
+      clearTimeout(patience);
+      const target = waiting.shift();
+      if (target === undefined) {
+        if (open === 0) end([]);
+        return;
+      }
+      open += 1;
+      if (timeoutMs > 0) patience = setTimeout(askNext, timeoutMs / targets.length);
+      tokenize(engines, target, { ...request, timeoutMs: 0, signal }).then((found) => {
+        open -= 1;
+        if (found === undefined) askNext();
+        else end(found.ids);
+      }, reject);
+    };
+    askNext();
+  });
 }
 
-/** As {@link tokenizePrompt}, with what else the engine told; undefined where nothing can be learnt in time. */
-export async function tokenize(engines: EngineClient, request: TokenizeRequest): Promise<TokenizedPrompt | undefined> {
-  const { api, body, scan, url, headers, timeoutMs, signal } = request;
+/** Asks one engine, with what else it told; undefined where nothing can be learnt in time. */
+export async function tokenize(
+  engines: EngineClient,
+  { url, headers }: Tokenizer,
+  request: TokenizeRequest,
+): Promise<TokenizedPrompt | undefined> {
+  const { api, body, scan, timeoutMs, signal } = request;
   const given = api === 'completions' ? idsOf(body, scan) : undefined;
   if (given !== undefined) return { ids: given, maxModelLen: undefined };
   const result = await runWholeLeg(

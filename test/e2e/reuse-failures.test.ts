@@ -107,6 +107,24 @@ describe('a prefill leg with a handle fails', () => {
   });
 });
 
+describe('the engine that is asked for the prompt’s tokens', () => {
+  test.each([
+    ['answers 500', { kind: 'status', status: 500 }],
+    ['breaks off', { kind: 'reset' }],
+    ['does not answer', { kind: 'hang' }],
+  ] as const)('%s: the next one tells them, and the turn is a hit', async (_what, fault) => {
+    const harness = await start({ prefill: 2, decode: 1, yaml: 'timeouts: { tokenize: 1500ms }' });
+    const talk = new Talk(harness, 'tokens');
+    await talk.turn();
+    // Both, so that it does not matter which is asked first: the decode engine is the third.
+    for (const sim of harness.prefill) await sim.setFault({ ...fault, path: '/tokenize', count: 10 });
+    expect(await talk.turn()).toMatchObject({ outcome: 'hit' });
+    await engine(harness.decode).setFault({ ...fault, path: '/tokenize', count: 10 });
+    expect(await talk.turn()).toMatchObject({ outcome: 'miss_unverifiable' });
+    for (const harm of harmOf(harness)) expect(harm).toEqual(UNHARMED);
+  });
+});
+
 const HANGS = 'timeouts: { prefill_warm: 300ms, prefill_warm_per_token: 0s }';
 const noPull = (role: string, index: number) => (role === 'prefill' && index === 0 ? { bidirectional: false } : {});
 

@@ -1,6 +1,6 @@
 import { durationFromMs } from '@bufbuild/protobuf/wkt';
 import type { CallOptions } from '@connectrpc/connect';
-import { callKey, type PutParts, type TakeParts } from './store-messages.ts';
+import { callKey, handle, type PutParts, type TakeParts } from './store-messages.ts';
 import type { StoreWorld } from './store-world.ts';
 
 type FaultyCall = readonly [field: string, call: (run: StoreWorld, options?: CallOptions) => Promise<unknown>];
@@ -24,6 +24,9 @@ export const FAULTY_CALLS: readonly FaultyCall[] = [
   ['owner.engine_id', put(() => ({ owner: { instanceId: 'd', engineId: '', incarnation: {} } }))],
   ['handle', put(() => ({ handle: undefined }))],
   ['stored_tokens', put(() => ({ storedTokens: 0 }))],
+  ['stored_tokens', put(() => ({ storedTokens: 200, handle: handle(199) }))],
+  // Not enough for what is named, by one block.
+  ['handle.remote_block_ids', put(() => ({ handle: handle(200), engineBlockSize: 15 }))],
   ['engine_block_size', put(() => ({ engineBlockSize: 0 }))],
   ['connector', put(() => ({ connector: 'Nixl_1' }))],
   ['remaining_ttl', put(() => ({ remainingTtl: durationFromMs(0) }))],

@@ -53,7 +53,9 @@ export function testKvCacheStore(cases: readonly StoreCase[]): void {
       const put = run.putRequest();
       expect((await run.client.putEntry(put)).entry?.key?.tenant).toBe('t');
       const other = callerFor(context, run, 'other');
-      expect((await run.client.putEntry({ ...put, storedTokens: 199 }, other)).entry?.key?.tenant).toBe('u');
+      expect(
+        (await run.client.putEntry({ ...put, storedTokens: 199, handle: handle(199) }, other)).entry?.key?.tenant,
+      ).toBe('u');
       expect(await run.client.getStats({})).toMatchObject({ entries: 1, puts: 1n });
       expect(await run.client.getStats({}, other)).toMatchObject({ entries: 1, puts: 1n });
     });

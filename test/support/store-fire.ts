@@ -97,7 +97,7 @@ export class Fire implements AsyncDisposable {
   async put(index: number): Promise<void> {
     const handle = decodeKvTransferParams(
       Buffer.from(
-        `{"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[${index}]],"remote_engine_id":"e_dp0",` +
+        `{"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[${ids(TOKENS.length / 16, index + 1)}]],"remote_engine_id":"e_dp0",` +
           `"remote_request_id":"h${index}","remote_host":"10.0.0.2","remote_port":5601,"tp_size":1}`,
       ),
     );

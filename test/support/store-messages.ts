@@ -16,10 +16,11 @@ import { ids } from './kv-store.ts';
 
 /** What the chains of the messages below begin with. */
 export const SEED = { model: 'm', adapter: '', cacheSalt: '' };
-/** A handle as an engine writes it, with what is easily lost. */
-export const HANDLE_JSON =
-  '{"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[11,12,13]],"remote_engine_id":"e_dp0",' +
-  '"remote_request_id":"chatcmpl-1","remote_host":"10.0.0.2","remote_port":5601,"tp_size":1,"remote_num_tokens":200,' +
+/** A handle of so many tokens in blocks of 16 as an engine writes it, with what is easily lost. */
+export const handleJson = (tokens = 200): string =>
+  `{"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[${ids(Math.ceil(tokens / 16), 11)}]],` +
+  '"remote_engine_id":"e_dp0","remote_request_id":"chatcmpl-1","remote_host":"10.0.0.2","remote_port":5601,' +
+  `"tp_size":1,"remote_num_tokens":${tokens},` +
   '"remote_blocks_expiry_time":1519.551656931,"unknown":{"a":9007199254740993}}';
 
 export type PutParts = Exclude<MessageInitShape<typeof PutEntryRequestSchema>, PutEntryRequest>;
@@ -36,8 +37,8 @@ export function uniqueName(what: string): string {
 /** Names a call. */
 export const callKey = (): string => uniqueName('call');
 
-export function handle(): KvTransferParams {
-  const params = decodeKvTransferParams(Buffer.from(HANDLE_JSON));
+export function handle(tokens?: number): KvTransferParams {
+  const params = decodeKvTransferParams(Buffer.from(handleJson(tokens)));
   if (params === undefined) throw new Error('not a handle');
   return params;
 }
@@ -59,7 +60,7 @@ export function putRequest(names: ReturnType<typeof ownNames>, rest: PutParts = 
       incarnation: { engineId: 'e', generation: 1, processStartSeconds: 5 },
     },
     connector: 'nixl',
-    handle: handle(),
+    handle: handle(rest.storedTokens || tokens.length),
     storedTokens: tokens.length,
     chain: buildChain(tokens, SEED, sha256),
     engineBlockSize: 16,

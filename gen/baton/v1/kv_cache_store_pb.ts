@@ -340,14 +340,14 @@ export type PutEntryRequest = Message<"baton.v1.PutEntryRequest"> & {
   connector: string;
 
   /**
-   * The handle; required.
+   * The handle; required. Where it names block ids of one group, they must be enough for stored_tokens.
    *
    * @generated from field: baton.v1.KvTransferParams handle = 5;
    */
   handle?: KvTransferParams | undefined;
 
   /**
-   * Tokens that the handle names; required.
+   * Tokens that the handle names; required, and equal to its remote_num_tokens where it has one.
    *
    * @generated from field: uint32 stored_tokens = 6;
    */
@@ -361,7 +361,7 @@ export type PutEntryRequest = Message<"baton.v1.PutEntryRequest"> & {
   chain?: TokenChain | undefined;
 
   /**
-   * Tokens per block of the owner's engine; required.
+   * Tokens per block of the owner's engine; required, 1 where it is not known.
    *
    * @generated from field: uint32 engine_block_size = 8;
    */
