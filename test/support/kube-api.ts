@@ -43,7 +43,7 @@ interface Change {
 }
 
 /**
- * The part of a Kubernetes API server that serves EndpointSlices of one namespace: lists in pages, watches from a version with
+ * The part of a Kubernetes API server that serves EndpointSlices, all of one namespace: lists in pages, watches from a version with
  * bookmarks, label selectors by which objects enter and leave a watch, 410 for versions that are compacted (in the stream, or as
  * the status of the answer), and refusals.
  */
@@ -171,7 +171,8 @@ export class FakeKubeApi implements AsyncDisposable {
     const { pathname, searchParams } = new URL(request.url ?? '', 'https://fake');
     if (this.refuse !== undefined) return status(response, this.refuse, 'refused by the test');
     if (request.headers.authorization !== 'Bearer t') return status(response, 401, 'Unauthorized');
-    if (pathname !== `/apis/discovery.k8s.io/v1/namespaces/${this.#namespace}/endpointslices`) {
+    const group = '/apis/discovery.k8s.io/v1';
+    if (![`${group}/namespaces/${this.#namespace}/endpointslices`, `${group}/endpointslices`].includes(pathname)) {
       return status(response, 404, 'the server could not find the requested resource');
     }
     const selector = parseSelector(searchParams.get('labelSelector') ?? '');
