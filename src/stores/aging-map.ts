@@ -64,6 +64,12 @@ export class AgingMap<K extends string | number, V> {
     }
   }
 
+  /** Forgets a value. */
+  delete(key: K): void {
+    const node = this.#nodes.get(key);
+    if (node !== undefined) this.#drop(node);
+  }
+
   /** Forgets up to `batch` values that are too old. */
   trim(now: number, batch: number): void {
     for (let left = batch; left > 0 && this.#oldest !== undefined && this.#isOld(this.#oldest, now); left--) {

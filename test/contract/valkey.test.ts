@@ -50,6 +50,53 @@ describe('several processes on one server', () => {
     expect(results.filter(({ kind }) => kind === 'miss')).toEqual(Array(16).fill(miss(MissReason.TAKEN)));
   });
 
+  test('what one stored and another touched is looked at again', async () => {
+    const prefix = nextPrefix();
+    await using a = await opened({ prefix });
+    await using b = await opened({ prefix });
+    const taken = async ({ store }: typeof a, rest = {}) => {
+      const result = await store.take(takeCall(rest));
+      return result.kind === 'taken' ? result.taken : result;
+    };
+    const claimOf = (result: Awaited<ReturnType<typeof taken>>) => ('claimId' in result ? result.claimId : '');
+    const first = await put(a.store);
+    const back = await b.store.release(claimOf(await taken(b)), () => true);
+    const again = await taken(a);
+    expect(again).toMatchObject({ entry: { entryId: first.entry.entryId } });
+    expect('entry' in again && back !== undefined && again.entry.revision > back.revision).toBe(true);
+    await a.store.commit(claimOf(again), () => true);
+
+    await put(a.store, { tokens: ids(128) });
+    const longer = await put(b.store);
+    expect(await taken(a)).toMatchObject({ entry: { entryId: longer.entry.entryId }, matchedTokens: 200 });
+    expect(await taken(a)).toMatchObject({ matchedTokens: 128 });
+
+    const other = { key: { ...KEY, conversationId: 'other' } };
+    const third = await put(a.store, other);
+    expect(await taken(b, other)).toMatchObject({ entry: { entryId: third.entry.entryId } });
+    expect(await taken(a, other)).toEqual(miss(MissReason.TAKEN));
+  });
+
+  test('a take of what was stored here is one step', async () => {
+    await using own = await RedisServer.start();
+    const prefix = nextPrefix();
+    await using a = await openOn(own, { prefix });
+    await using b = await openOn(own, { prefix });
+    const COUNT = 20;
+    const stepsOf = async (taker: typeof a) => {
+      const key = (index: number) => ({ ...KEY, conversationId: `${index}` });
+      for (let index = 0; index < COUNT; index++) await put(a.store, { key: key(index) });
+      await own.command('CONFIG RESETSTAT');
+      for (let index = 0; index < COUNT; index++) {
+        expect((await taker.store.take(takeCall({ key: key(index) }))).kind).toBe('taken');
+      }
+      return Number(/cmdstat_evalsha:calls=(\d+)/.exec(await own.command('INFO commandstats'))?.[1]);
+    };
+    // Both also ask now and then what has changed.
+    expect(await stepsOf(a)).toBeLessThan(1.5 * COUNT);
+    expect(await stepsOf(b)).toBeGreaterThanOrEqual(2 * COUNT);
+  });
+
   test('each hears what another changed, and of its queues', async () => {
     const prefix = nextPrefix();
     await using a = await opened({ prefix });

@@ -37,8 +37,9 @@ const TABLE: Readonly<Record<string, Row>> = {
   'config/version': { packages: ['node:'] },
   obs: { areas: ['core', 'gen'], packages: ['pino', 'prom-client', 'node:'] },
   stores: { areas: ['core', 'gen', 'call'], packages: [PROTOBUF, 'node:'] },
-  // The one place that loads a Redis client, and is loaded only with that backend.
+  // The places that load a Redis client, and are loaded only with that backend.
   'stores/valkey/link': { areas: ['core', 'gen'], packages: ['iovalkey', 'node:'] },
+  'stores/valkey/script-call': { packages: ['iovalkey', 'node:'] },
   engine: { areas: ['core', 'gen', 'call', 'obs'], packages: [PROTOBUF, 'undici', 'node:'] },
   // The one place that loads ZMQ, and is loaded only with a connector that needs it.
   'engine/notices': { packages: ['zeromq', '@msgpack/msgpack'] },

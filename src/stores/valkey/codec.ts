@@ -1,19 +1,22 @@
-import { createHash } from 'node:crypto';
+import { hash } from 'node:crypto';
+import { endianness } from 'node:os';
 import type { PackedChain } from '../../core/chain.ts';
 import { keyIdOf } from '../entry.ts';
 import type { CallId, EntryView, NewEntry, StoreKey } from '../store.ts';
+
+const IS_BIG_ENDIAN = endianness() === 'BE';
 
 /** What a view tells of an entry beside its state, which the scripts keep. */
 export type Facts = Omit<EntryView, 'entryId' | 'remainingMs' | 'ageMs' | 'claimed' | 'revision'>;
 
 /** Name of a key's list; only equal keys share one. */
 export function keyName(key: StoreKey): string {
-  return createHash('sha256').update(keyIdOf(key)).digest('base64url');
+  return hash('sha256', keyIdOf(key), 'base64url');
 }
 
 /** Name of the answer to a call. */
 export function replayName(method: string, { scope, key }: CallId): string {
-  return `r:${method}:${createHash('sha256').update(`${scope.length}:${scope}${key}`).digest('base64url')}`;
+  return `r:${method}:${hash('sha256', `${scope.length}:${scope}${key}`, 'base64url')}`;
 }
 
 /** The facts of a new entry as bytes: each text led by its length. */
@@ -71,25 +74,25 @@ export function encodeChain({ words, tail, tokenCount }: PackedChain): Buffer {
   const bytes = Buffer.allocUnsafe(8 + 4 * (words.length + tail.length));
   bytes.writeUInt32LE(tokenCount, 0);
   bytes.writeUInt32LE(words.length, 4);
-  let at = 8;
-  for (const list of [words, tail]) for (const word of list) at = bytes.writeUInt32LE(word, at);
+  bytes.set(bytesOf(words), 8);
+  bytes.set(bytesOf(tail), 8 + 4 * words.length);
+  if (IS_BIG_ENDIAN) bytes.subarray(8).swap32();
   return bytes;
 }
 
 /** Reads what {@link encodeChain} wrote. */
 export function decodeChain(bytes: Buffer): PackedChain {
   const count = bytes.readUInt32LE(4);
-  const list = (from: number, length: number): Uint32Array => {
-    const array = new Uint32Array(length);
-    for (let index = 0; index < length; index++) array[index] = bytes.readUInt32LE(from + 4 * index);
-    return array;
-  };
-  const tailAt = 8 + 4 * count;
-  return {
-    tokenCount: bytes.readUInt32LE(0),
-    words: list(8, count),
-    tail: list(tailAt, (bytes.length - tailAt) / 4),
-  };
+  // A copy, so that the words stand where they may.
+  const all = new Uint32Array((bytes.length - 8) / 4);
+  const copy = bytesOf(all);
+  copy.set(bytes.subarray(8));
+  if (IS_BIG_ENDIAN) copy.swap32();
+  return { tokenCount: bytes.readUInt32LE(0), words: all.subarray(0, count), tail: all.subarray(count) };
+}
+
+function bytesOf(words: Uint32Array): Buffer {
+  return Buffer.from(words.buffer, words.byteOffset, words.byteLength);
 }
 
 function packTexts(texts: readonly string[]): Buffer {

@@ -1,10 +1,11 @@
-import { createHash } from 'node:crypto';
+import { hash } from 'node:crypto';
 import { Cluster, Redis, type RedisOptions } from 'iovalkey';
 import type { BatonError } from '../../core/errors.ts';
 import { storeUnavailable } from '../refusals.ts';
 import type { StoreNotice, ValkeyOptions } from '../store.ts';
 import { causeOf, isTls, noAnswer } from './cause.ts';
 import { Reply } from './reply.ts';
+import { type Argument, type Runner, runnerOf, ScriptCall, type Words, wordsOf } from './script-call.ts';
 import { type ScriptName, scriptText } from './scripts.ts';
 import { checkServer } from './server-check.ts';
 
@@ -16,14 +17,14 @@ const RECONNECT_MAX_MS = 1000;
 /** A connection that answers nothing for so long is made anew. */
 const DEAF_MS = 5000;
 
-type Argument = string | Buffer | number;
 type Client = Pick<Redis, 'callBuffer' | 'info' | 'config' | 'select'> & {
+  readonly sendCommand: (call: ScriptCall) => unknown;
   readonly connect: () => Promise<void>;
   readonly disconnect: (reconnect?: boolean) => void;
   readonly on: (event: 'error' | 'close', listener: (error?: unknown) => void) => unknown;
 };
 
-const scripts = new Map<string, { readonly text: string; readonly sha: string }>();
+const scripts = new Map<string, { readonly text: string; readonly bySha: Runner }>();
 
 /** What a link is made from. */
 export interface LinkOptions {
@@ -43,8 +44,11 @@ export interface LinkOptions {
 export class Link {
   readonly #options: LinkOptions;
   readonly #client: Client;
+  /** What all names begin with. */
+  readonly #base: string;
   readonly #main: string;
   #run = '';
+  #leading: { readonly run: string; readonly words: Words } | undefined;
   #earlier: readonly string[] = [];
   #isUp = false;
   #downSince = performance.now();
@@ -62,7 +66,8 @@ export class Link {
 
   constructor(options: LinkOptions) {
     this.#options = options;
-    this.#main = `{${options.settings.prefix}}:m`;
+    this.#base = `{${options.settings.prefix}}:`;
+    this.#main = `${this.#base}m`;
     this.#db = options.settings.cluster ? 0 : dbOf(options.settings.url);
     this.#client = clientOf(options);
     tellOfNeedlessPassword(this.#client, () => {
@@ -126,11 +131,9 @@ export class Link {
   }
 
   async #guarded(name: ScriptName, args: readonly Argument[], replay: string | undefined): Promise<Reply> {
-    const { settings, queueEntries, queueBytes } = this.#options;
-    const keys = [this.#main, ...(replay === undefined ? [] : [`{${settings.prefix}}:${this.#run}:${replay}`])];
-    const now = settings.clock === undefined ? '' : Math.floor(settings.clock());
+    const keys = replay === undefined ? [this.#main] : [this.#main, `${this.#base}${this.#run}:${replay}`];
     try {
-      return await this.#eval(name, keys, [this.#run, now, queueEntries, queueBytes, ...args]);
+      return await this.#eval(name, keys, this.#lead(), args);
     } catch (error) {
       this.#noteCause(error);
       if (error instanceof Error && error.message.startsWith('OOM')) {
@@ -141,21 +144,40 @@ export class Link {
     }
   }
 
-  async #eval(name: ScriptName | 'hello', keys: readonly string[], args: readonly Argument[]): Promise<Reply> {
-    const script = scriptOf(name);
-    const rest = [keys.length, ...keys, ...args];
+  async #eval(
+    name: ScriptName | 'hello',
+    keys: readonly string[],
+    lead: Words,
+    args: readonly Argument[],
+  ): Promise<Reply> {
+    const { bySha, text } = scriptOf(name);
     try {
-      return new Reply(await this.#client.callBuffer('EVALSHA', [script.sha, ...rest]));
+      return new Reply(await this.#answer(new ScriptCall(bySha, keys, lead, args)));
     } catch (error) {
       if (!(error instanceof Error) || !error.message.startsWith('NOSCRIPT')) throw error;
-      return new Reply(await this.#client.callBuffer('EVAL', [script.text, ...rest]));
+      return new Reply(await this.#answer(new ScriptCall(runnerOf('eval', text), keys, lead, args)));
     }
   }
 
+  /** Sends a call; resolves with its answer. */
+  #answer(call: ScriptCall): Promise<unknown> {
+    this.#client.sendCommand(call);
+    return call.answer();
+  }
+
+  /** What every script is given first. */
+  #lead(): Words {
+    const { settings, queueEntries, queueBytes } = this.#options;
+    const now = settings.clock === undefined ? '' : String(Math.floor(settings.clock()));
+    if (this.#leading?.run !== this.#run || now !== '') {
+      const words = wordsOf([this.#run, now, String(queueEntries), String(queueBytes)]);
+      this.#leading = { run: this.#run, words };
+    }
+    return this.#leading.words;
+  }
+
   async #hello(): Promise<void> {
-    const { prefix, clock } = this.#options.settings;
-    const now = clock === undefined ? '' : Math.floor(clock());
-    const reply = await this.#eval('hello', [this.#main, `{${prefix}}:runs`], ['', now, 0, 0]);
+    const reply = await this.#eval('hello', [this.#main, `${this.#base}runs`], this.#lead(), []);
     const run = reply.text(1);
     if (this.#run !== '' && this.#run !== run) {
       this.#notice('warn', 'the valkey server restarted or was replaced: its entries are not given any more');
@@ -245,11 +267,11 @@ export class Link {
   }
 }
 
-function scriptOf(name: ScriptName | 'hello'): { readonly text: string; readonly sha: string } {
+function scriptOf(name: ScriptName | 'hello'): { readonly text: string; readonly bySha: Runner } {
   const known = scripts.get(name);
   if (known !== undefined) return known;
   const text = scriptText(name);
-  const script = { text, sha: createHash('sha1').update(text).digest('hex') };
+  const script = { text, bySha: runnerOf('evalsha', hash('sha1', text)) };
   scripts.set(name, script);
   return script;
 }

@@ -55,8 +55,17 @@ export interface LiveRow extends Candidate {
 
 /** Reads a live entry, which ends with its chain if that was asked for. */
 export function liveRowOf(reply: Reply): LiveRow {
-  const row = rowOf(reply);
   const bytes = reply.length > 9 ? reply.bytes(9) : undefined;
+  return {
+    ...candidateOf(rowOf(reply)),
+    get chain(): PackedChain | undefined {
+      return bytes === undefined || bytes.length === 0 ? undefined : decodeChain(bytes);
+    },
+  };
+}
+
+/** A live entry for the choice of a take, but for its chain. */
+export function candidateOf(row: Row): Omit<LiveRow, 'chain'> {
   return {
     row,
     seq: row.seq,
@@ -65,9 +74,6 @@ export function liveRowOf(reply: Reply): LiveRow {
     owner: row.facts.owner,
     hasChain: row.facts.hasChain,
     chainTokens: row.facts.chainTokens,
-    get chain(): PackedChain | undefined {
-      return bytes === undefined || bytes.length === 0 ? undefined : decodeChain(bytes);
-    },
   };
 }
 
@@ -80,5 +86,20 @@ export function takenOf(reply: Reply, now: number): Taken {
     matchedTokens: reply.number(2),
     entry: viewOf(rowOf(row), now),
     handle: row.bytes(9),
+  };
+}
+
+/** Reads a claim that was just made on what was chosen: its id and deadline, the entry's revision and handle. */
+export function givenOf(
+  reply: Reply,
+  { slot, matchedTokens }: { readonly slot: LiveRow; readonly matchedTokens: number },
+): Taken {
+  const now = reply.number(1);
+  return {
+    claimId: reply.text(3),
+    claimRemainingMs: Math.max(0, reply.number(4) - now),
+    matchedTokens,
+    entry: viewOf({ ...slot.row, claimed: true, revision: BigInt(reply.text(5)) }, now),
+    handle: reply.bytes(6),
   };
 }

@@ -11,6 +11,18 @@ if before then
 end
 `;
 
+/** Tells the live entries of a key, and why the newest dead one is. */
+const LOOKED = `local function looked(key, chains, list)
+  local rows = {}
+  for i, e in ipairs(list) do
+    if chains == '1' and e.s == 'i' then rows[i] = view(e, 'c') else rows[i] = view(e) end
+  end
+  local why = dead('tk:' .. key)
+  if not why and #rows == 0 and known_before(key) then why = {0, 8} end
+  return answer('look', rows, why and {why[1], why[2]} or {})
+end
+`;
+
 /** The steps of the store. ARGV up to 4 is the prelude's; what a script takes beyond is said at its top. */
 const BODIES = {
   // fingerprint, key, tenant, owner, bytes, blocks, handle bytes, ttl, per key, name of that limit, total bytes,
@@ -93,28 +105,30 @@ return answer('put', value)
 `,
   // fingerprint, key, whether chains are wanted
   look: `
-sweep(32)
-${TAKE_REPLAY}local rows = {}
-for i, e in ipairs(live_of(ARGV[6])) do
-  if ARGV[7] == '1' and e.s == 'i' then rows[i] = view(e, 'c') else rows[i] = view(e) end
-end
-local why = dead('tk:' .. ARGV[6])
-if not why and #rows == 0 and known_before(ARGV[6]) then why = {0, 8} end
-return answer('look', rows, why and {why[1], why[2]} or {})
+${LOOKED}sweep(32)
+${TAKE_REPLAY}return looked(ARGV[6], ARGV[7], live_of(ARGV[6]))
 `,
-  // fingerprint, tenant, deadline, entry ('' for a miss), revision, matched tokens, reason, then mismatched entries and
-  // their revisions
+  // fingerprint, tenant, deadline, entry ('' for a miss), revision, matched tokens, reason, key if the entry was chosen
+  // without a look (it must be the key's only one, else this is the look), whether chains are wanted, then mismatched
+  // entries and their revisions
   claim: `
-sweep(32)
+${LOOKED}sweep(32)
 ${TAKE_REPLAY}if ARGV[8] ~= '' then
-  local e = load(ARGV[8])
-  if not e or not settle(e) or e.s ~= 'i' or e.r ~= ARGV[9] then return answer('lost') end
+  local e
+  if ARGV[12] == '' then
+    e = load(ARGV[8])
+    if not e or not settle(e) or e.s ~= 'i' or e.r ~= ARGV[9] then return answer('lost') end
+  else
+    local list = live_of(ARGV[12])
+    e = list[1]
+    if #list ~= 1 or e.id ~= ARGV[8] or e.s ~= 'i' or e.r ~= ARGV[9] then return looked(ARGV[12], ARGV[13], list) end
+  end
   local id = claim(e, 'c', tonumber(ARGV[7]), ARGV[10])
   count(ARGV[6], 'ta', 1)
   remember(ARGV[5], 't' .. id)
-  return answer('taken', told(id))
+  return answer('given', id, e.deadline, string.format('%.0f', e.r), call('HGET', P .. 'e:' .. e.id, 'h'))
 end
-for i = 12, #ARGV, 2 do
+for i = 14, #ARGV, 2 do
   local e = load(ARGV[i])
   if e and settle(e) and e.s == 'i' and e.r == ARGV[i + 1] then enqueue(e) end
 end
@@ -262,12 +276,8 @@ return answer('dropped', before)
 `,
   // key
   key: `
-sweep(32)
-local rows = {}
-for i, e in ipairs(live_of(ARGV[5])) do rows[i] = view(e) end
-local why = dead('tk:' .. ARGV[5])
-if not why and #rows == 0 and known_before(ARGV[5]) then why = {0, 8} end
-return answer('look', rows, why and {why[1], why[2]} or {})
+${LOOKED}sweep(32)
+return looked(ARGV[5], '0', live_of(ARGV[5]))
 `,
   // entry, whether a tenant is asked for, that tenant
   entry: `

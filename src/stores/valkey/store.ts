@@ -2,7 +2,7 @@ import { readFile } from 'node:fs/promises';
 import { MissReason } from '../../../gen/baton/v1/kv_cache_store_pb.ts';
 import { BatonError } from '../../core/errors.ts';
 import { AgingMap } from '../aging-map.ts';
-import { chooseSlot } from '../choose-entry.ts';
+import { type Choice, chooseSlot } from '../choose-entry.ts';
 import { passesFilter, sizeOf } from '../entry.ts';
 import { MEMORY_BOUNDS } from '../memory/store.ts';
 import { reasonOf } from '../miss-reason.ts';
@@ -46,7 +46,8 @@ import { Changes } from './changes.ts';
 import { encodeChain, encodeFacts, keyName, replayName } from './codec.ts';
 import { Link } from './link.ts';
 import type { Reply } from './reply.ts';
-import { type LiveRow, liveRowOf, rowOf, takenOf, viewOf } from './rows.ts';
+import { candidateOf, givenOf, type LiveRow, liveRowOf, rowOf, takenOf, viewOf } from './rows.ts';
+import type { Argument } from './script-call.ts';
 import type { ScriptName } from './scripts.ts';
 import { readCounts, readOwners } from './stats.ts';
 
@@ -57,6 +58,8 @@ const PAGE = 500;
 const NO_BYTES = Buffer.alloc(0);
 /** Claims made here whose owners are remembered, which saves a step at their end. */
 const KNOWN_CLAIMS = { lifetimeMs: 3_600_000, maxCount: 10_000 };
+/** Entries stored here that no take has asked for, which saves it a step; without their handles. */
+const STORED = { lifetimeMs: 3_600_000, maxCount: 100_000, maxBytes: 32 * 1024 * 1024 };
 /** How often entries of earlier runs are deleted, {@link PAGE} of each kind at a time; milliseconds. */
 const CLEAR_EVERY_MS = 1000;
 
@@ -92,6 +95,7 @@ export class ValkeyStore implements KvStore {
   readonly #changes: Changes;
   readonly #clearing: NodeJS.Timeout;
   readonly #cleared = new Set<string>();
+  readonly #stored = new AgingMap<string, LiveRow>(STORED);
   readonly #claims = new AgingMap<string, Parameters<ClaimGuard>[0]>(KNOWN_CLAIMS);
 
   constructor(options: StoreOptions, link: Link) {
@@ -113,12 +117,13 @@ export class ValkeyStore implements KvStore {
     if (bytes > limits.entryBytes) throw limitExceeded('entry_bytes', limits.entryBytes);
     const { key, owner, chain } = entry;
     const facts = encodeFacts(entry);
+    const name = keyName(key);
     const perKey = call.derivedKey
       ? [limits.entriesPerDerivedKey, 'entries_per_derived_key']
       : [limits.entriesPerKey, 'entries_per_key'];
     const reply = await this.#change('put', replayName('put', call.id), [
-      Buffer.from(call.id.fingerprint),
-      keyName(key),
+      call.id.fingerprint,
+      name,
       key.tenant,
       owner.instanceId,
       bytes,
@@ -131,64 +136,69 @@ export class ValkeyStore implements KvStore {
       limits.tenantBytes,
       ...preconditionArguments(precondition),
       facts,
-      bufferOf(entry.handle),
+      entry.handle,
       chain === undefined ? NO_BYTES : encodeChain(chain),
       entry.afterHit === true ? 1 : 0,
     ]);
     const refusal = putRefusal(reply, call);
     if (refusal !== undefined) throw refusal;
     const [entryId = '', revision = '0', storedAt, expiresAt, displaced = ''] = reply.text(3).split('|');
-    const { handle: _handle, chain: _chain, ttlMs: _ttl, ...about } = entry;
+    const { handle, chain: _chain, ttlMs: _ttl, ...about } = entry;
     const row = {
       entryId,
       revision: BigInt(revision),
       storedAt: Number(storedAt),
       expiresAt: Number(expiresAt),
       claimed: false,
+      state: 'i',
+      // Only compared among the entries of a key, and where there are several a take looks.
+      seq: 0,
+      bytes,
       facts: { ...about, chainTokens: chain?.tokenCount ?? 0, hasChain: chain !== undefined },
     };
+    this.#stored.set(name, { ...candidateOf(row), chain }, this.#options.now(), bytes - handle.byteLength);
     return { entry: viewOf(row, reply.number(1)), displaced: displaced === '' ? [] : displaced.split(',') };
   }
 
   async take(call: TakeCall): Promise<TakeResult> {
     const replay = replayName('take', call.id);
-    const fingerprint = Buffer.from(call.id.fingerprint);
-    const key = keyName(call.key);
-    for (let look = 0; look < MAX_LOOKS; look++) {
-      const looked = await this.#change('look', replay, [fingerprint, key, call.prove === undefined ? 0 : 1]);
-      const before = takeAnswer(looked, call.id);
-      if (before !== undefined) return before;
-      const chosen = this.#choose(call, looked);
-      const claimed = await this.#change('claim', replay, [
-        fingerprint,
-        call.key.tenant,
-        Math.ceil(call.deadlineMs),
-        ...chosen,
-      ]);
-      const answer = takeAnswer(claimed, call.id);
-      if (answer === undefined) continue;
-      if (answer.kind === 'taken') {
+    const { fingerprint } = call.id;
+    const name = keyName(call.key);
+    const chains = call.prove === undefined ? 0 : 1;
+    let guess = this.#guess(call, name);
+    let choice = guess;
+    for (let step = 0; step < 2 * MAX_LOOKS; step++) {
+      const reply =
+        choice === undefined
+          ? await this.#change('look', replay, [fingerprint, name, chains])
+          : await this.#change('claim', replay, [
+              fingerprint,
+              call.key.tenant,
+              Math.ceil(call.deadlineMs),
+              ...claimArguments(choice, guess === undefined ? ['', ''] : [name, chains]),
+            ]);
+      guess = undefined;
+      const answer = takeAnswer(reply, call.id, choice);
+      if (answer?.kind === 'taken') {
         const known = { tenant: call.key.tenant, forRelease: false };
         this.#claims.set(answer.taken.claimId, known, this.#options.now());
       }
-      return answer;
+      if (answer !== undefined) return answer;
+      choice = reply.text(0) === 'look' ? choose(call, reply) : undefined;
     }
     throw storeUnavailable('too many others take from this key');
   }
 
-  /** Arguments of the claim: what to give, or why nothing and what goes. */
-  #choose(call: TakeCall, looked: Reply): readonly (string | number)[] {
-    const live = looked.list(3).lists().map(liveRowOf);
-    const candidates = call.precondition === undefined ? live : [rowAt(live, call.precondition)];
-    const why = looked.list(4);
-    const dead = why.length === 0 ? undefined : { seq: why.number(0), reason: reasonOf(why.number(1)) };
-    const choice = chooseSlot(candidates, call, dead, ({ chain }) => chain);
-    if (choice.kind === 'given') {
-      const { row } = choice.slot;
-      return [row.entryId, String(row.revision), choice.matchedTokens, 0];
-    }
-    const leaving = choice.mismatched.flatMap(({ row }) => [row.entryId, String(row.revision)]);
-    return ['', '', choice.matchedTokens, choice.reason, ...leaving];
+  /**
+   * What a look would lead to if the entry stored here last is the only one of its key, as it mostly is. The claim sees
+   * whether it is, so that one step does for both.
+   */
+  #guess(call: TakeCall, name: string): Choice<LiveRow> | undefined {
+    const stored = this.#stored.get(name, this.#options.now());
+    if (stored === undefined || call.precondition !== undefined) return undefined;
+    this.#stored.delete(name);
+    const choice = chooseSlot([stored], call, undefined, ({ chain }) => chain);
+    return choice.kind === 'given' ? choice : undefined;
   }
 
   async commit(claimId: string, mayEnd: ClaimGuard): Promise<void> {
@@ -217,7 +227,7 @@ export class ValkeyStore implements KvStore {
 
   async takeForRelease(call: ReleaseCall): Promise<readonly Taken[]> {
     const reply = await this.#change('free', replayName('free', call.id), [
-      Buffer.from(call.id.fingerprint),
+      call.id.fingerprint,
       call.instanceId,
       call.max,
       call.queuedOnly ? 1 : 0,
@@ -268,7 +278,7 @@ export class ValkeyStore implements KvStore {
 
   async delete(call: DeleteCall): Promise<boolean> {
     const reply = await this.#change('delete', replayName('delete', call.id), [
-      Buffer.from(call.id.fingerprint),
+      call.id.fingerprint,
       call.entryId,
       ...optional(call.tenant),
       ...optional(call.revision?.toString()),
@@ -284,7 +294,7 @@ export class ValkeyStore implements KvStore {
     call: InvalidateCall,
   ): Promise<{ readonly droppedEntries: number; readonly droppedClaims: number }> {
     const replay = replayName('invalidate', call.id);
-    const fingerprint = Buffer.from(call.id.fingerprint);
+    const fingerprint = call.id.fingerprint;
     let [after, droppedEntries, droppedClaims] = [0, 0, 0];
     for (;;) {
       const page = await this.#change('members', replay, [fingerprint, call.instanceId, after, PAGE]);
@@ -365,11 +375,7 @@ export class ValkeyStore implements KvStore {
   }
 
   /** One step, and what listeners here should hear of it before its caller does. */
-  async #change(
-    name: ScriptName,
-    replay: string | undefined,
-    args: readonly (string | number | Buffer)[],
-  ): Promise<Reply> {
+  async #change(name: ScriptName, replay: string | undefined, args: readonly Argument[]): Promise<Reply> {
     const reply = await this.#link.step(name, args, replay);
     this.#changes.grew(reply.list(2));
     if (this.#changes.isWatched) await this.#changes.pull();
@@ -385,10 +391,6 @@ export class ValkeyStore implements KvStore {
 
 function isLiveState(state: string): boolean {
   return state === 'i' || state === 'c';
-}
-
-function bufferOf(bytes: Uint8Array): Buffer {
-  return Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
 }
 
 function optional(text: string | undefined): readonly [string, string] {
@@ -421,8 +423,10 @@ function putRefusal(reply: Reply, { id, precondition }: PutCall): BatonError | u
 }
 
 /** What a step of a take answers for good; undefined where the take goes on. */
-function takeAnswer(reply: Reply, id: CallId): TakeResult | undefined {
+function takeAnswer(reply: Reply, id: CallId, choice: Choice<LiveRow> | undefined): TakeResult | undefined {
   switch (reply.text(0)) {
+    case 'given':
+      return choice?.kind === 'given' ? { kind: 'taken', taken: givenOf(reply, choice) } : undefined;
     case 'reused':
       throw idempotencyKeyReused(id.key);
     case 'taken':
@@ -437,6 +441,25 @@ function takeAnswer(reply: Reply, id: CallId): TakeResult | undefined {
     default:
       return undefined;
   }
+}
+
+/** What to give, or why nothing and what goes. */
+function choose(call: TakeCall, looked: Reply): Choice<LiveRow> {
+  const live = looked.list(3).lists().map(liveRowOf);
+  const candidates = call.precondition === undefined ? live : [rowAt(live, call.precondition)];
+  const why = looked.list(4);
+  const dead = why.length === 0 ? undefined : { seq: why.number(0), reason: reasonOf(why.number(1)) };
+  return chooseSlot(candidates, call, dead, ({ chain }) => chain);
+}
+
+/** The choice as the claim is told it; `guessed` is the key of one without a look, and whether chains are wanted. */
+function claimArguments(choice: Choice<LiveRow>, guessed: readonly [string, string | number]): readonly Argument[] {
+  if (choice.kind === 'given') {
+    const { entryId, revision } = choice.slot.row;
+    return [entryId, String(revision), choice.matchedTokens, 0, ...guessed];
+  }
+  const leaving = choice.mismatched.flatMap(({ row }) => [row.entryId, String(row.revision)]);
+  return ['', '', choice.matchedTokens, choice.reason, ...guessed, ...leaving];
 }
 
 function rowAt(live: readonly LiveRow[], wanted: AtRevision): LiveRow {
