@@ -18,6 +18,7 @@ import { keepMessagesYoung } from './roles/message-memory.ts';
 import { createPeers } from './roles/peers.ts';
 import { buildRegistry, firstLook, registryElsewhere, startSims, watchPools, watchRemote } from './roles/pools.ts';
 import { keepRegistryState } from './roles/registry-state.ts';
+import { startReleases, watchPins } from './roles/releases.ts';
 import { type ReloadCause, Reloader, type ReloadSource } from './roles/reload.ts';
 import { buildRouter } from './roles/router.ts';
 import { linkRouter } from './roles/router-link.ts';
@@ -35,7 +36,6 @@ import { pause } from './services/pause.ts';
 import { DrainEnd } from './services/registry/drain-end.ts';
 import type { PoolRegistryService } from './services/registry/pool-registry.ts';
 import { relayRegistry } from './services/registry-relay.ts';
-import { ReleaseWorker } from './services/release-worker.ts';
 import type { RouterService } from './services/router.ts';
 
 /** A running process: what it listens on, and how to end it. */
@@ -107,6 +107,8 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
       ? undefined
       : connectTo(config.kvstoreUrl, { breaker: storeBreaker(metrics, log) }).kvCacheStore);
   if (store !== undefined && !storeOnly) stack.use(new OwnerWatch(store, view));
+  const releaseParts = store === undefined ? undefined : { settings, view, store, localStore, metrics, log, stack };
+  const pins = releaseParts === undefined || storeOnly ? undefined : watchPins(releaseParts, registry);
   if (registry !== undefined) {
     stack.use(new DrainEnd({ registry, clock: SYSTEM_CLOCK, ...(store === undefined ? {} : { store }) }));
   }
@@ -168,21 +170,8 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
       stack,
     };
     const facade = buildFacadeOf(parts);
-    if (store !== undefined) {
-      const remoteHost = () => settings.current.kv.remoteHost;
-      const observe = (result: string) => metrics.released(result);
-      const releases = stack.use(
-        new ReleaseWorker({
-          store,
-          view,
-          engines,
-          engineHeaders,
-          remoteHost,
-          observe,
-          lookMs: localStore === undefined ? REMOTE_LOOK_MS : LOCAL_LOOK_MS,
-        }),
-      );
-      if (localStore !== undefined) stack.defer(localStore.service.onReleasable(() => releases.wake()));
+    if (releaseParts !== undefined && pins !== undefined) {
+      startReleases(releaseParts, { engines, engineHeaders }, pins);
     }
     addresses.facade = await listen(facade, config.facade.host, config.facade.port, '--port', log);
     stack.defer(() => drain(facade, replies, settings.current.timeouts.drainMs));
@@ -233,10 +222,6 @@ function followAtOnce(
 }
 
 const ADMIN_DRAIN_MS = 1_000;
-
-/** How often release queues are looked at, milliseconds; a store in this process tells when they grow. */
-const LOCAL_LOOK_MS = 5_000;
-const REMOTE_LOOK_MS = 1_500;
 
 /** A store that does not answer is left alone for a moment: each request would else wait for it in vain. */
 function storeBreaker(metrics: Metrics, log: Logger): ServerBreaker {

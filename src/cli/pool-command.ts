@@ -228,22 +228,27 @@ function instanceJson(instance: Instance) {
   return toJson(InstanceSchema, instance, { alwaysEmitImplicit: true });
 }
 
-const HEAD = ['ID', 'ROLE', 'STATE', 'REASON', 'LOAD', 'KV', 'GEN', 'MODELS', 'URL'];
+const HEAD = ['ID', 'ROLE', 'STATE', 'REASON', 'LOAD', 'KV', 'PINS', 'GEN', 'MODELS', 'URL'];
 /** Of the lines of a watch, which come one by one. */
-const WIDTHS = [24, 7, 8, 22, 4, 4, 3, 12];
+const WIDTHS = [24, 7, 8, 22, 4, 4, 4, 3, 12];
 
-function cells({ id, role, state, stateReason, load, incarnation, models, modelsKnown, url }: Instance) {
+function cells({ id, role, state, stateReason, load, pins, incarnation, models, modelsKnown, url }: Instance) {
   return [
     id,
     roleWord(role),
     stateWord(state),
     stateReason,
     load === undefined ? '-' : String(load.running + load.waiting + load.waitingDeferred),
-    load === undefined ? '-' : `${Math.round(load.kvCacheUsage * 100)}%`,
+    load === undefined ? '-' : percent(load.kvCacheUsage),
+    pins === undefined ? '-' : percent(pins.share),
     String(incarnation?.generation ?? 0),
     modelsKnown ? models.map((model) => model.id).join(',') || '-' : '?',
     url,
   ];
+}
+
+function percent(share: number): string {
+  return `${Math.round(share * 100)}%`;
 }
 
 function table(instances: readonly Instance[]): string {

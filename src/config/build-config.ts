@@ -67,7 +67,12 @@ export function buildConfig(input: BuildInput): Built {
     engineAuth: file.engine_auth,
     ...(openaiApiKey === undefined ? {} : { openaiApiKey }),
     kv: { remoteHost: file.kv.remote_host, leaseMarginMs: file.kv.lease_margin },
-    reuse: file.reuse,
+    reuse: {
+      guard: file.reuse.guard,
+      unsafe: file.reuse.unsafe,
+      autolink: file.reuse.autolink,
+      pinWatermark: file.reuse.pin_watermark,
+    },
     disagg: { minUncachedTokens: file.disagg.min_uncached_tokens },
     identity: readIdentity(input, sink),
     timeouts: {

@@ -108,7 +108,13 @@ export interface Config {
   /** From OPENAI_API_KEY; never logged. */
   readonly openaiApiKey?: string;
   readonly kv: { readonly remoteHost: 'keep' | 'instance' | 'auto'; readonly leaseMarginMs: number };
-  readonly reuse: { readonly guard: ReuseGuard; readonly unsafe: boolean; readonly autolink: boolean };
+  readonly reuse: {
+    readonly guard: ReuseGuard;
+    readonly unsafe: boolean;
+    readonly autolink: boolean;
+    /** Pinned share of a decode instance's blocks above which idle handles are given back; 0: never. */
+    readonly pinWatermark: number;
+  };
   readonly disagg: { readonly minUncachedTokens: number };
   readonly identity: { readonly headers: readonly string[]; readonly clientBound: boolean };
   readonly timeouts: TimeoutsConfig;

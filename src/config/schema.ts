@@ -271,6 +271,13 @@ export const fileSchema = z.strictObject({
     ),
     unsafe: field(parseBoolean, false, 'Allows `reuse.guard` to be `history` or `off`.'),
     autolink: live(field(parseBoolean, true, 'Finds a conversation by its history when the client names none.')),
+    pin_watermark: live(
+      field(
+        numberParser(0, 1),
+        0.6,
+        "Share of a decode engine's KV blocks that idle handles may pin; above it the oldest are given back. 0 leaves them all to the engine's own limit.",
+      ),
+    ),
   }),
   disagg: section({
     min_uncached_tokens: live(

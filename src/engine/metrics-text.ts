@@ -14,6 +14,8 @@ export interface EngineMetrics {
   readonly waitingDeferred?: number;
   /** Share of KV blocks in use, 0 to 1, of the fullest rank. */
   readonly kvCacheUsage?: number;
+  /** Requests whose blocks the engine freed because nobody came for them in time, since it began. */
+  readonly kvExpired?: number;
 }
 
 type SampleField = keyof EngineMetrics;
@@ -43,6 +45,13 @@ const sglangTransfer = (queue: string): readonly SampleRule[] =>
     combine: 'sum',
   }));
 
+/** Of a vLLM connector. */
+const expiredOf = (connector: string): SampleRule => ({
+  field: 'kvExpired',
+  names: [`vllm:${connector}_num_kv_expired_reqs_total`],
+  combine: 'sum',
+});
+
 /**
  * Engine kind to metric names; facts of the vllm row: vLLM 0.33 `v1/metrics/loggers.py`, the second names are V0's; of the
  * sglang row: SGLang's `metrics/collector.py`, whose decode engines prealloc (wait for room) before they transfer.
@@ -60,6 +69,7 @@ export const ENGINE_METRIC_NAMES = {
         combine: 'sum',
       },
       { field: 'kvCacheUsage', names: ['vllm:kv_cache_usage_perc', 'vllm:gpu_cache_usage_perc'], combine: 'max' },
+      ...['nixl', 'mooncake'].map(expiredOf),
     ],
     cacheInfo: { name: 'vllm:cache_config_info', blockSize: 'block_size', numGpuBlocks: 'num_gpu_blocks' },
   },

@@ -42,6 +42,14 @@ export interface StoreCounts {
   readonly pinnedBlocks: readonly { readonly instance: string; readonly blocks: number }[];
 }
 
+/** What stored handles pin on a decode instance. */
+export interface PinCounts {
+  readonly instance: string;
+  readonly blocks: number;
+  /** Of its blocks, 0 to 1. */
+  readonly share: number;
+}
+
 /** Settings of {@link Metrics}. */
 export interface MetricsOptions {
   /** Version of baton. */
@@ -84,6 +92,7 @@ export class Metrics {
   readonly #reuseAlarms = this.#counter('baton_reuse_alarms_total');
   readonly #lateReads = this.#counter('baton_late_reads_total');
   readonly #releases = this.#counter('baton_releases_total');
+  readonly #pinEvents = this.#counter('baton_pin_events_total');
   readonly #rebound = this.#counter('baton_rebound_total');
   readonly #notices = this.#counter('baton_lmcache_notices_total');
   readonly #drains = this.#counter('baton_lmcache_drains_total');
@@ -97,6 +106,7 @@ export class Metrics {
   #readQueueDepth: () => number = () => 0;
   #readInstances: () => readonly InstanceWords[] = () => [];
   #readRegistryStale: () => boolean = () => false;
+  #readPins: () => readonly PinCounts[] = () => [];
   #readLegs: () => readonly { readonly instance: string; readonly legs: number }[] = () => [];
   #readBreakers: () => readonly OpenBreaker[] = () => [];
 
@@ -117,13 +127,18 @@ export class Metrics {
       for (const { scope, instance, peer } of this.#readBreakers()) gauge.set({ scope, instance, peer }, 1);
     });
     const pinned = this.#gauge('baton_pinned_kv_blocks');
+    const share = this.#gauge('baton_pinned_kv_share');
     const queued = this.#gauge('baton_store_release_queue');
     this.#gauge('baton_store_entries', async (entries) => {
       const counts = await this.#readStore();
       entries.set(counts.entries);
       queued.set(counts.releaseQueue);
-      pinned.reset();
+      const pins = this.#readPins();
+      for (const gauge of [pinned, share]) gauge.reset();
+      for (const { instance, blocks } of pins) pinned.set({ instance }, blocks);
+      // A store in this process knows better, also of instances that nobody here watches.
       for (const { instance, blocks } of counts.pinnedBlocks) pinned.set({ instance }, blocks);
+      for (const pin of pins) share.set({ instance: pin.instance }, pin.share);
     });
     this.#addProcessSeries();
   }
@@ -280,6 +295,16 @@ export class Metrics {
   /** Counts a release. */
   released(result: string): void {
     this.#releases.inc({ result: this.#word('release', result) });
+  }
+
+  /** Counts what happened to the pins of a decode instance. */
+  pinEvent(event: string): void {
+    this.#pinEvents.inc({ event: this.#word('pin_event', event) });
+  }
+
+  /** Source of the gauges of pins. Default none. */
+  watchPins(read: () => readonly PinCounts[]): void {
+    this.#readPins = read;
   }
 
   /** Source of the store's gauges. Default empty. */

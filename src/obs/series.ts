@@ -197,6 +197,18 @@ export const SERIES = [
     labels: ['instance'],
   },
   {
+    name: 'baton_pinned_kv_share',
+    kind: 'gauge',
+    help: 'Share of the KV blocks of a decode instance that stored handles keep from being freed, 0 to 1.',
+    labels: ['instance'],
+  },
+  {
+    name: 'baton_pin_events_total',
+    kind: 'counter',
+    help: 'Decode instances that crossed reuse.pin_watermark (above, below), and whether giving handles back showed in their KV use: effective, ineffective; stuck where nothing carries them back.',
+    labels: ['event'],
+  },
+  {
     name: 'baton_store_entries',
     kind: 'gauge',
     help: 'Live handles in the store of this process.',

@@ -66,6 +66,11 @@ export class EngineDetails {
     return this.#metrics.processStartSeconds;
   }
 
+  /** Requests whose blocks the engine freed because nobody came for them; undefined where it does not tell. */
+  get kvExpired(): number | undefined {
+    return this.#metrics.kvExpired;
+  }
+
   /** When the load was read. */
   get loadReadAt(): number {
     return this.#newestSentLoad()?.at ?? this.#metricsAt;
@@ -170,10 +175,12 @@ export class EngineDetails {
   }
 }
 
-/** What does not change during a life. */
-function factsOf({ blockSize, numGpuBlocks, processStartSeconds }: EngineMetrics): EngineMetrics {
+/** What holds for all of a life once it was read. */
+function factsOf({ blockSize, numGpuBlocks, processStartSeconds, kvExpired }: EngineMetrics): EngineMetrics {
   return Object.fromEntries(
-    Object.entries({ blockSize, numGpuBlocks, processStartSeconds }).filter(([, value]) => value !== undefined),
+    Object.entries({ blockSize, numGpuBlocks, processStartSeconds, kvExpired }).filter(
+      ([, value]) => value !== undefined,
+    ),
   );
 }
 

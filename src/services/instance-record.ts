@@ -7,10 +7,13 @@ import {
   InstanceSchema,
   InstanceState,
   KvSettingsSchema,
+  type PinnedKv,
+  PinnedKvSchema,
   Role,
 } from '../../gen/baton/v1/instance_pb.ts';
 import type { ProbeHealth, ProbePart, ProbeResult } from '../engine/probe.ts';
 import { type DescribedEngine, EngineDetails, type SentLoad } from './engine-details.ts';
+import type { InstancePins } from './pin-watch.ts';
 import { SignsOfLife } from './signs-of-life.ts';
 
 /** One instance as its source describes it; durations in milliseconds. */
@@ -88,6 +91,7 @@ export class InstanceRecord {
   readonly #engine = new EngineDetails();
   /** What trials found out, where the configuration leaves it open. */
   #bidirectional: 'on' | 'off' | undefined;
+  #pins: InstancePins | undefined;
   /** A new process was seen by its start time alone; what it serves is read at once. */
   #recheck = false;
 
@@ -191,6 +195,11 @@ export class InstanceRecord {
     this.#bidirectional = state;
   }
 
+  /** Takes what stored handles pin on it. */
+  notePins(pins: InstancePins): void {
+    this.#pins = pins;
+  }
+
   /** Takes a load that the instance sent, unless a newer one was read off its metrics. */
   noteLoad(load: SentLoad): void {
     this.#engine.noteLoad(load);
@@ -265,6 +274,7 @@ export class InstanceRecord {
   toInstance(revision: bigint): Instance {
     const spec = this.#spec;
     const load = this.#engine.load();
+    const { kvExpired } = this.#engine;
     const silence = this.#signs.toMessage();
     return create(InstanceSchema, {
       id: spec.id,
@@ -285,6 +295,8 @@ export class InstanceRecord {
         loadFailurePolicy: spec.loadFailurePolicy,
       }),
       ...(load === undefined ? {} : { load }),
+      ...(this.#pins === undefined ? {} : { pins: pinsMessage(this.#pins) }),
+      ...(kvExpired === undefined ? {} : { kvExpired: BigInt(Math.round(kvExpired)) }),
       ...(spec.weight === undefined ? {} : { weight: spec.weight }),
       ...(silence === undefined ? {} : { silence }),
       revision,
@@ -359,6 +371,7 @@ export class InstanceRecord {
     this.#generation += 1;
     this.#engineId = '';
     this.#bidirectional = undefined;
+    this.#pins = undefined;
     this.#engine.forget();
     this.#signs = this.#newSigns();
     this.#trust();
@@ -389,6 +402,10 @@ export const LATE_READ = 'late_read';
 /** The process that is not trusted. */
 export interface Taint {
   readonly processStartSeconds: number | undefined;
+}
+
+function pinsMessage({ entries, blocks, share }: InstancePins): PinnedKv {
+  return create(PinnedKvSchema, { entries, blocks: BigInt(blocks), share });
 }
 
 /** Whether two descriptions can be of the same life: every field that both know is equal. */

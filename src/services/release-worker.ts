@@ -8,8 +8,10 @@ import { releaseHandle } from '../core/handle-edit.ts';
 import { encodeKvTransferParams } from '../core/kv-transfer.ts';
 import { PROVEN_VERSIONS } from '../core/prompt-members.ts';
 import { type RemoteHostRule, usableRemoteHost } from '../core/remote-host.ts';
+import { toDuration } from './durations.ts';
 import type { InstanceView } from './instance-view.ts';
 import { type OneTokenDeps, runOneTokenLeg } from './one-token-leg.ts';
+import type { PinWatch } from './pin-watch.ts';
 
 /** What a release came to. */
 export type ReleaseResult = 'sent' | 'failed' | 'unusable';
@@ -19,13 +21,17 @@ export interface ReleaseDeps extends OneTokenDeps {
   readonly store: Client<typeof KVCacheStore>;
   readonly view: InstanceView;
   readonly remoteHost: () => RemoteHostRule;
-  readonly observe: (result: ReleaseResult, blocks: number) => void;
+  /** Says where live handles too are given back, because they pin too much; the queues go first. */
+  readonly pins: Pick<PinWatch, 'mayRelease' | 'noteReleased'>;
+  readonly observe: (result: ReleaseResult) => void;
   /** How often the queues are looked at without being told that they grew, milliseconds; a store elsewhere tells nothing. */
   readonly lookMs: number;
 }
 
 /** Longest time for one release; it is a request for one token. */
 const RELEASE_MS = 10_000;
+/** Conversations that had a hit so lately are given up last. */
+const SPARE = toDuration(300_000);
 /** Longest wait for the store's answer. */
 const TAKE_MS = 5000;
 /** Longest time between two looks while the store is away. */
@@ -118,7 +124,13 @@ export class ReleaseWorker implements AsyncDisposable {
     while (!this.#stop.signal.aborted) {
       let taken: TakenEntry | undefined;
       try {
-        const message = { idempotencyKey: randomUUID(), instanceId: owner.id, max: 1, queuedOnly: true };
+        const message = {
+          idempotencyKey: randomUUID(),
+          instanceId: owner.id,
+          max: 1,
+          queuedOnly: !this.#deps.pins.mayRelease(owner.id),
+          spareAfterHit: SPARE,
+        };
         const options = { timeoutMs: TAKE_MS, signal: this.#stop.signal };
         [taken] = (await this.#deps.store.takeForRelease(message, options)).taken;
       } catch {
@@ -129,7 +141,8 @@ export class ReleaseWorker implements AsyncDisposable {
       }
       if (taken === undefined) return;
       const result = await this.#send(taken, owner, carrier);
-      this.#deps.observe(result, taken.handle?.remoteBlockIds?.groups[0]?.ids.length ?? 0);
+      this.#deps.observe(result);
+      this.#deps.pins.noteReleased(owner.id, taken.handle?.remoteBlockIds?.groups[0]?.ids.length ?? 0);
       // Whatever came of it: it may have reached the engine.
       await this.#deps.store.commitClaim({ claimId: taken.claimId }).catch(() => undefined);
       if (result === 'failed') return;

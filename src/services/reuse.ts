@@ -186,7 +186,12 @@ export class Reuse {
         const instance = decision.decode.find(({ id }) => id === result.decodeId);
         if (instance === undefined) return;
         const handedOver = result.prefillId !== undefined;
-        const fate = await this.#parts.recorder.record({ ...result, decode: instance, handedOver });
+        const fate = await this.#parts.recorder.record({
+          ...result,
+          decode: instance,
+          handedOver,
+          afterHit: hit !== undefined,
+        });
         this.#options.observe.handleFate(fate);
       },
     };

@@ -3,6 +3,7 @@ import { hash32 } from '../core/hash32.ts';
 import type { LoadReading } from '../core/policy.ts';
 import type { Seated } from '../core/pools.ts';
 import { pickRank } from '../core/ranks.ts';
+import { isSameLoad } from './same-load.ts';
 
 /** Least part of its share that an instance gets while it begins. */
 const LEAST_SHARE = 0.1;
@@ -96,16 +97,18 @@ export class Seats {
     const seat = known ?? new Seat(instance, this.#ramp);
     if (known === undefined) this.#byId.set(instance.id, seat);
     const { load } = instance;
-    if (known === undefined || load !== known.instance.load) {
+    if (known === undefined || !isSameLoad(load, known.instance.load)) {
       seat.reading =
         load === undefined
           ? undefined
           : {
               foreign: Math.max(0, load.running + load.waiting + load.waitingDeferred - seat.inFlight),
               waiting: load.waiting,
-              kvUsage: load.kvCacheUsage,
+              kvUsage: kvUsageOf(instance),
               at: this.#now(),
             };
+    } else if (seat.reading !== undefined && seat.reading.kvUsage !== kvUsageOf(instance)) {
+      seat.reading = { ...seat.reading, kvUsage: kvUsageOf(instance) };
     }
     seat.instance = instance;
     const life = instance.incarnation?.generation ?? 0;
@@ -175,4 +178,9 @@ export class Seats {
     if (limit > 0 && inFlight >= limit) this.#full.add(id);
     else this.#full.delete(id);
   }
+}
+
+/** Pinned blocks are in use and in the engine's own number; they stand alone where it tells none. */
+function kvUsageOf({ load, pins }: Instance): number {
+  return load?.kvCacheUsage || (pins?.share ?? 0);
 }

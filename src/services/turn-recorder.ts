@@ -23,6 +23,8 @@ export interface FinishedTurn {
   readonly report: ReportOutcomeRequest;
   /** The reply was whole and a hand-over. */
   readonly handedOver: boolean;
+  /** The turn had itself been given a handle. */
+  readonly afterHit: boolean;
 }
 
 /** What became of a turn's handle, for counters. */
@@ -133,6 +135,7 @@ export class TurnRecorder {
       storedTokens: Math.max(1, storedTokens),
       engineBlockSize: Math.max(1, decode.engine?.blockSize ?? 0),
       remainingTtl: toDuration(ttlMs),
+      afterHit: turn.afterHit,
       ...(report.handle === undefined ? {} : { handle: report.handle }),
       ...(report.chain === undefined || !keep ? {} : { chain: report.chain }),
     });

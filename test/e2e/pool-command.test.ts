@@ -76,9 +76,11 @@ test('adds, lists, drains, resumes and removes an engine of a running registry',
   });
   await waitUntil(async () => (await run('list', '--state', 'ready')).out.includes('d1'));
   const lines = (await run('list')).out.split('\n');
-  expect(lines[0]).toMatch(/^ID +ROLE +STATE +REASON +LOAD +KV +GEN +MODELS +URL$/);
-  expect(lines[1]).toMatch(/^127\.0\.0\.1:9 +prefill +starting +probe_refused +- +- +1 +\? +http:\/\/127\.0\.0\.1:9$/);
-  expect(lines[2]).toMatch(/^d1 +decode +ready +probe_ok +0 +0% +1 +sim-model +http:/);
+  expect(lines[0]).toMatch(/^ID +ROLE +STATE +REASON +LOAD +KV +PINS +GEN +MODELS +URL$/);
+  expect(lines[1]).toMatch(
+    /^127\.0\.0\.1:9 +prefill +starting +probe_refused +- +- +- +1 +\? +http:\/\/127\.0\.0\.1:9$/,
+  );
+  expect(lines[2]).toMatch(/^d1 +decode +ready +probe_ok +0 +0% +(?:-|0%) +1 +sim-model +http:/);
   expect(JSON.parse((await run('list', '--json', '--role', 'decode')).out)).toMatchObject([
     { id: 'd1', role: 'ROLE_DECODE', state: 'INSTANCE_STATE_READY', labels: { zone: 'a' } },
   ]);

@@ -11,6 +11,7 @@ vllm:num_requests_waiting{engine="0",model_name="m"} 5.0
 vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"} 1.0
 vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="deferred"} 4.0
 vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:nixl_num_kv_expired_reqs_total{engine="0",model_name="m"} 6.0
 vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blocks="1024",sliding_window="None"} 1.0
 vllm:time_to_first_token_seconds_bucket{engine="0",le="+Inf",model_name="m"} 7.0
 `;
@@ -25,6 +26,7 @@ describe('parseEngineMetrics', () => {
       waiting: 5,
       waitingDeferred: 4,
       kvCacheUsage: 0.25,
+      kvExpired: 6,
     });
   });
 

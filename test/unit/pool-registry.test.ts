@@ -653,3 +653,19 @@ describe('probeKeyOf', () => {
     expect(probeKeyOf(apiKey === undefined ? {} : { apiKey }, rules)).toBe(expected);
   });
 });
+
+it('what handles pin shows until another process has the place; what ran out is the engine’s own count', async () => {
+  const { clock, registry, only, world, generation } = setUp();
+  const metrics = { processStartSeconds: 100, blockSize: 16 };
+  world.reply = async () => good({ ...metrics, kvExpired: 3 });
+  await clock.pass(10);
+  registry.notePins('a:1', { entries: 2, blocks: 30, share: 0.25 });
+  registry.notePins('nobody', { entries: 2, blocks: 30, share: 0.25 });
+  const { revision } = only();
+  registry.notePins('a:1', { entries: 2, blocks: 30, share: 0.25 });
+  expect(only()).toMatchObject({ pins: { entries: 2, blocks: 30n, share: 0.25 }, kvExpired: 3n, revision });
+  world.reply = async () => good({ ...metrics, processStartSeconds: 200 });
+  await clock.pass(10_000);
+  expect(generation()).toBe(2);
+  expect([only().pins, only().kvExpired]).toEqual([undefined, undefined]);
+});

@@ -1,6 +1,12 @@
 import { create } from '@bufbuild/protobuf';
 import { expect, test } from 'vitest';
-import { IncarnationSchema, type Instance, InstanceState } from '../../gen/baton/v1/instance_pb.ts';
+import {
+  IncarnationSchema,
+  type Instance,
+  InstanceState,
+  LoadSampleSchema,
+  PinnedKvSchema,
+} from '../../gen/baton/v1/instance_pb.ts';
 import { Seats } from '../../src/services/seats.ts';
 import { decodeOf, prefillOf } from '../support/plan-instances.ts';
 
@@ -46,4 +52,22 @@ test('is full at its limit, which is its role’s, and not any more when a leg h
   seats.free('p');
   expect([...seats.full]).toEqual([]);
   expect(seats.busy()).toEqual([{ instance: 'd', legs: 1 }]);
+});
+
+test('a reading is told once: what else changes of an instance makes it no newer, and pins stand for a use that is not told', () => {
+  let now = 0;
+  const seats = new Seats(() => now, { prefill: 0, decode: 0 }, { slowStartMs: 0 });
+  const load = (kvCacheUsage: number) => create(LoadSampleSchema, { running: 2, kvCacheUsage });
+  const pins = (share: number) => create(PinnedKvSchema, { share });
+  const reading = (changes: Partial<Instance>) => seats.describe(decodeOf('d', changes)).reading;
+  seats.describe(decodeOf('d'));
+  seats.take('d');
+  seats.take('d');
+  expect(reading({ load: load(0.5), pins: pins(0.2) })).toEqual({ foreign: 0, waiting: 0, kvUsage: 0.5, at: 0 });
+  seats.free('d');
+  now = 1000;
+  expect(reading({ load: load(0.5), pins: pins(0.4) })).toEqual({ foreign: 0, waiting: 0, kvUsage: 0.5, at: 0 });
+  expect(reading({ load: load(0), pins: pins(0.4) })).toEqual({ foreign: 1, waiting: 0, kvUsage: 0.4, at: 1000 });
+  now = 2000;
+  expect(reading({ load: load(0), pins: pins(0.7) })).toEqual({ foreign: 1, waiting: 0, kvUsage: 0.7, at: 1000 });
 });

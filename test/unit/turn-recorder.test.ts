@@ -79,7 +79,7 @@ function setUp(decoderTtlMs?: number) {
     incarnation: create(IncarnationSchema, { generation: 1 }),
     kv,
   });
-  const record = (report: Partial<ReportOutcomeRequest>, unprovenMembers: readonly string[] = []) =>
+  const record = (report: Partial<ReportOutcomeRequest>, unprovenMembers: readonly string[] = [], afterHit = false) =>
     recorder.record({
       planId: 'plan',
       facts: create(RequestFactsSchema, { model: 'm', conversationId: 'c', unprovenMembers: [...unprovenMembers] }),
@@ -88,6 +88,7 @@ function setUp(decoderTtlMs?: number) {
       decode,
       report: create(ReportOutcomeRequestSchema, report as never),
       handedOver: true,
+      afterHit,
     });
   return { record, memory, puts, deleted };
 }

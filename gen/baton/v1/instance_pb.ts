@@ -12,7 +12,7 @@ import type { Message, UnknownEnum } from "@bufbuild/protobuf";
  * Describes the file baton/v1/instance.proto.
  */
 export const file_baton_v1_instance: GenFile = /*@__PURE__*/
-  fileDesc("ChdiYXRvbi92MS9pbnN0YW5jZS5wcm90bxIIYmF0b24udjEicgoLSW5jYXJuYXRpb24SIgoVcHJvY2Vzc19zdGFydF9zZWNvbmRzGAEgASgBSACIAQESEQoJZW5naW5lX2lkGAIgASgJEhIKCmdlbmVyYXRpb24YAyABKA1CGAoWX3Byb2Nlc3Nfc3RhcnRfc2Vjb25kcyKRAQoKRW5naW5lSW5mbxIMCgRraW5kGAEgASgJEg8KB3ZlcnNpb24YAiABKAkSEgoKYmxvY2tfc2l6ZRgDIAEoDRIWCg5udW1fZ3B1X2Jsb2NrcxgEIAEoDRIcChR0ZW1wbGF0ZV9maW5nZXJwcmludBgFIAEoCRIaChJkYXRhX3BhcmFsbGVsX3NpemUYBiABKA0imgEKCkt2U2V0dGluZ3MSKAoFbGVhc2UYASABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SLgoLZGVjb2Rlcl90dGwYAiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SFQoNYmlkaXJlY3Rpb25hbBgDIAEoCRIbChNsb2FkX2ZhaWx1cmVfcG9saWN5GAQgASgJInUKCU1vZGVsQ2FyZBIKCgJpZBgBIAEoCRIMCgRyb290GAIgASgJEg4KBnBhcmVudBgDIAEoCRIaCg1tYXhfbW9kZWxfbGVuGAQgASgNSACIAQESEAoIcmF3X2pzb24YBSABKAlCEAoOX21heF9tb2RlbF9sZW4iiAEKCkxvYWRTYW1wbGUSDwoHcnVubmluZxgBIAEoDRIPCgd3YWl0aW5nGAIgASgNEhgKEHdhaXRpbmdfZGVmZXJyZWQYAyABKA0SFgoOa3ZfY2FjaGVfdXNhZ2UYBCABKAESJgoDYWdlGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIkMKB1NpbGVuY2USKQoGbGVuZ3RoGAEgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg0KBWVuZGVkGAIgASgIIpoECghJbnN0YW5jZRIKCgJpZBgBIAEoCRILCgN1cmwYAiABKAkSHAoEcm9sZRgDIAEoDjIOLmJhdG9uLnYxLlJvbGUSEQoJY29ubmVjdG9yGAQgASgJEiMKBm1vZGVscxgFIAMoCzITLmJhdG9uLnYxLk1vZGVsQ2FyZBIUCgxtb2RlbHNfa25vd24YBiABKAgSLgoGbGFiZWxzGAcgAygLMh4uYmF0b24udjEuSW5zdGFuY2UuTGFiZWxzRW50cnkSJgoFc3RhdGUYCCABKA4yFy5iYXRvbi52MS5JbnN0YW5jZVN0YXRlEhQKDHN0YXRlX3JlYXNvbhgJIAEoCRIqCgtpbmNhcm5hdGlvbhgKIAEoCzIVLmJhdG9uLnYxLkluY2FybmF0aW9uEiQKBmVuZ2luZRgLIAEoCzIULmJhdG9uLnYxLkVuZ2luZUluZm8SIAoCa3YYDCABKAsyFC5iYXRvbi52MS5LdlNldHRpbmdzEiIKBGxvYWQYDSABKAsyFC5iYXRvbi52MS5Mb2FkU2FtcGxlEhAKCHJldmlzaW9uGA4gASgEEhMKBndlaWdodBgPIAEoAUgAiAEBEiIKB3NpbGVuY2UYECABKAsyES5iYXRvbi52MS5TaWxlbmNlGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAFCCQoHX3dlaWdodCpOCgRSb2xlEhQKEFJPTEVfVU5TUEVDSUZJRUQQABIQCgxST0xFX1BSRUZJTEwQARIPCgtST0xFX0RFQ09ERRACEg0KCVJPTEVfQk9USBADKrgBCg1JbnN0YW5jZVN0YXRlEh4KGklOU1RBTkNFX1NUQVRFX1VOU1BFQ0lGSUVEEAASGwoXSU5TVEFOQ0VfU1RBVEVfU1RBUlRJTkcQARIYChRJTlNUQU5DRV9TVEFURV9SRUFEWRACEhoKFklOU1RBTkNFX1NUQVRFX1NVU1BFQ1QQAxIbChdJTlNUQU5DRV9TVEFURV9EUkFJTklORxAEEhcKE0lOU1RBTkNFX1NUQVRFX0dPTkUQBWIGcHJvdG8z", [file_google_protobuf_duration]);
+  fileDesc("ChdiYXRvbi92MS9pbnN0YW5jZS5wcm90bxIIYmF0b24udjEicgoLSW5jYXJuYXRpb24SIgoVcHJvY2Vzc19zdGFydF9zZWNvbmRzGAEgASgBSACIAQESEQoJZW5naW5lX2lkGAIgASgJEhIKCmdlbmVyYXRpb24YAyABKA1CGAoWX3Byb2Nlc3Nfc3RhcnRfc2Vjb25kcyKRAQoKRW5naW5lSW5mbxIMCgRraW5kGAEgASgJEg8KB3ZlcnNpb24YAiABKAkSEgoKYmxvY2tfc2l6ZRgDIAEoDRIWCg5udW1fZ3B1X2Jsb2NrcxgEIAEoDRIcChR0ZW1wbGF0ZV9maW5nZXJwcmludBgFIAEoCRIaChJkYXRhX3BhcmFsbGVsX3NpemUYBiABKA0imgEKCkt2U2V0dGluZ3MSKAoFbGVhc2UYASABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SLgoLZGVjb2Rlcl90dGwYAiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SFQoNYmlkaXJlY3Rpb25hbBgDIAEoCRIbChNsb2FkX2ZhaWx1cmVfcG9saWN5GAQgASgJInUKCU1vZGVsQ2FyZBIKCgJpZBgBIAEoCRIMCgRyb290GAIgASgJEg4KBnBhcmVudBgDIAEoCRIaCg1tYXhfbW9kZWxfbGVuGAQgASgNSACIAQESEAoIcmF3X2pzb24YBSABKAlCEAoOX21heF9tb2RlbF9sZW4iiAEKCkxvYWRTYW1wbGUSDwoHcnVubmluZxgBIAEoDRIPCgd3YWl0aW5nGAIgASgNEhgKEHdhaXRpbmdfZGVmZXJyZWQYAyABKA0SFgoOa3ZfY2FjaGVfdXNhZ2UYBCABKAESJgoDYWdlGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIkMKB1NpbGVuY2USKQoGbGVuZ3RoGAEgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg0KBWVuZGVkGAIgASgIIjoKCFBpbm5lZEt2Eg8KB2VudHJpZXMYASABKA0SDgoGYmxvY2tzGAIgASgEEg0KBXNoYXJlGAMgASgBIuQECghJbnN0YW5jZRIKCgJpZBgBIAEoCRILCgN1cmwYAiABKAkSHAoEcm9sZRgDIAEoDjIOLmJhdG9uLnYxLlJvbGUSEQoJY29ubmVjdG9yGAQgASgJEiMKBm1vZGVscxgFIAMoCzITLmJhdG9uLnYxLk1vZGVsQ2FyZBIUCgxtb2RlbHNfa25vd24YBiABKAgSLgoGbGFiZWxzGAcgAygLMh4uYmF0b24udjEuSW5zdGFuY2UuTGFiZWxzRW50cnkSJgoFc3RhdGUYCCABKA4yFy5iYXRvbi52MS5JbnN0YW5jZVN0YXRlEhQKDHN0YXRlX3JlYXNvbhgJIAEoCRIqCgtpbmNhcm5hdGlvbhgKIAEoCzIVLmJhdG9uLnYxLkluY2FybmF0aW9uEiQKBmVuZ2luZRgLIAEoCzIULmJhdG9uLnYxLkVuZ2luZUluZm8SIAoCa3YYDCABKAsyFC5iYXRvbi52MS5LdlNldHRpbmdzEiIKBGxvYWQYDSABKAsyFC5iYXRvbi52MS5Mb2FkU2FtcGxlEhAKCHJldmlzaW9uGA4gASgEEhMKBndlaWdodBgPIAEoAUgAiAEBEiIKB3NpbGVuY2UYECABKAsyES5iYXRvbi52MS5TaWxlbmNlEiAKBHBpbnMYESABKAsyEi5iYXRvbi52MS5QaW5uZWRLdhIXCgprdl9leHBpcmVkGBIgASgESAGIAQEaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4AUIJCgdfd2VpZ2h0Qg0KC19rdl9leHBpcmVkKk4KBFJvbGUSFAoQUk9MRV9VTlNQRUNJRklFRBAAEhAKDFJPTEVfUFJFRklMTBABEg8KC1JPTEVfREVDT0RFEAISDQoJUk9MRV9CT1RIEAMquAEKDUluc3RhbmNlU3RhdGUSHgoaSU5TVEFOQ0VfU1RBVEVfVU5TUEVDSUZJRUQQABIbChdJTlNUQU5DRV9TVEFURV9TVEFSVElORxABEhgKFElOU1RBTkNFX1NUQVRFX1JFQURZEAISGgoWSU5TVEFOQ0VfU1RBVEVfU1VTUEVDVBADEhsKF0lOU1RBTkNFX1NUQVRFX0RSQUlOSU5HEAQSFwoTSU5TVEFOQ0VfU1RBVEVfR09ORRAFYgZwcm90bzM", [file_google_protobuf_duration]);
 
 /**
  * Incarnation is one life of an instance. Two incarnations are the same life only if every field that both sides know
@@ -277,6 +277,42 @@ export const SilenceSchema: GenMessage<Silence> = /*@__PURE__*/
   messageDesc(file_baton_v1_instance, 5);
 
 /**
+ * PinnedKv is what the handles of finished turns keep from being freed on a decode instance.
+ *
+ * @generated from message baton.v1.PinnedKv
+ */
+export type PinnedKv = Message<"baton.v1.PinnedKv"> & {
+  /**
+   * Live handles in the store.
+   *
+   * @generated from field: uint32 entries = 1;
+   */
+  entries: number;
+
+  /**
+   * Blocks that stored handles name, also those in use and those that wait to be given back; a block that several share
+   * counts once for each.
+   *
+   * @generated from field: uint64 blocks = 2;
+   */
+  blocks: bigint;
+
+  /**
+   * Share of the blocks of the instance, 0 to 1, at most what the engine says is in use; 0 while their number is unknown.
+   *
+   * @generated from field: double share = 3;
+   */
+  share: number;
+};
+
+/**
+ * Describes the message baton.v1.PinnedKv.
+ * Use `create(PinnedKvSchema)` to create a new message.
+ */
+export const PinnedKvSchema: GenMessage<PinnedKv> = /*@__PURE__*/
+  messageDesc(file_baton_v1_instance, 6);
+
+/**
  * Instance is one engine server.
  *
  * @generated from message baton.v1.Instance
@@ -394,6 +430,21 @@ export type Instance = Message<"baton.v1.Instance"> & {
    * @generated from field: baton.v1.Silence silence = 16;
    */
   silence?: Silence | undefined;
+
+  /**
+   * What stored handles pin, on a decode instance whose registry sees a store; ignored in requests.
+   *
+   * @generated from field: baton.v1.PinnedKv pins = 17;
+   */
+  pins?: PinnedKv | undefined;
+
+  /**
+   * Requests whose blocks the engine freed by itself because nobody came for them in time, since it began; unset where it
+   * does not tell. Ignored in requests.
+   *
+   * @generated from field: optional uint64 kv_expired = 18;
+   */
+  kvExpired?: bigint | undefined;
 };
 
 /**
@@ -401,7 +452,7 @@ export type Instance = Message<"baton.v1.Instance"> & {
  * Use `create(InstanceSchema)` to create a new message.
  */
 export const InstanceSchema: GenMessage<Instance> = /*@__PURE__*/
-  messageDesc(file_baton_v1_instance, 6);
+  messageDesc(file_baton_v1_instance, 7);
 
 /**
  * Role says which legs an instance serves.

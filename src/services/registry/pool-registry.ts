@@ -39,6 +39,7 @@ import { type HealthSettings, type InstanceSpec, isSameLife } from '../instance-
 import type { InstanceView } from '../instance-view.ts';
 import { toWatchResponses } from '../instance-watch.ts';
 import { clampPageSize, decodePageToken, encodePageToken } from '../page-token.ts';
+import type { InstancePins } from '../pin-watch.ts';
 import { readCheckpointInterval } from '../watch-hub.ts';
 import { InstancePool, type Member } from './instance-pool.ts';
 import { Leases } from './leases.ts';
@@ -150,6 +151,14 @@ export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, In
     const member = this.#member(instanceId);
     if (member === undefined) return;
     member.record.noteBidirectional(state);
+    this.#pool.publish(member.record);
+  };
+
+  /** Takes what stored handles pin on a decode instance; shows in ListInstances. */
+  readonly notePins = (instanceId: string, pins: InstancePins): void => {
+    const member = this.#member(instanceId);
+    if (member === undefined) return;
+    member.record.notePins(pins);
     this.#pool.publish(member.record);
   };
 
