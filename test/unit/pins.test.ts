@@ -68,26 +68,32 @@ describe('the watermark', () => {
 });
 
 describe('the effect is read off the engine', () => {
-  /** What is said after `handles` were given back and the store counts 100 blocks less. */
-  const seenAfter = (handles: number, reading: PinReading, atMs = 1000) => {
+  /** What is said a settle time after `handles` of 10 blocks were given back. */
+  const told = (handles: number, reading: PinReading, first = at(700, 800, 5), atMs = 1000) => {
     const pins = guard();
-    expect(pins.look(at(700, 800, 5), true, 0)).toEqual(['above']);
+    expect(pins.look(first, true, 0)).toEqual(['above']);
     release(pins, handles);
-    return pins.look(reading, true, atMs);
+    return pins.look(reading, true, atMs).filter((event) => event !== 'below');
   };
 
   test.each([
-    ['its use fell', 20, at(600, 720, 5), ['effective']],
-    ['its use fell a little, as new turns came', 20, at(600, 799, 9), ['effective']],
-    ['its use stayed', 20, at(600, 800, 5), ['ineffective']],
-    ['its use stayed, but it has more to do', 20, at(600, 800, 6), []],
-    ['too few handles went', 15, at(600, 800, 5), []],
-    ['the store counts hardly less: as many came as went', 20, at(660, 800, 5), []],
-    ['the engine tells no use any more', 20, at(600, undefined, 5), []],
-  ])('%s', (_, handles, reading, events) => expect(seenAfter(handles, reading)).toEqual(events));
+    ['its use fell as much', 20, at(500, 600, 5), ['effective']],
+    ['its use fell, and the reading is a little late', 20, at(500, 690, 5), ['effective']],
+    ['its use stayed', 20, at(500, 800, 5), ['ineffective']],
+    ['its use stayed, but it has more to do', 20, at(500, 800, 6), []],
+    ['too few handles went', 15, at(550, 800, 5), []],
+    ['hardly less is pinned: as much came as went, and the readings are late', 20, at(700, 800, 5), []],
+    ['the engine tells no use any more', 20, at(500, undefined, 5), []],
+  ])('%s', (_, handles, reading, events) => expect(told(handles, reading)).toEqual(events));
+
+  test('where handles share blocks, it falls by what each has for itself', () => {
+    const shared = at(2800, 700);
+    expect(told(40, at(2400, 600), shared)).toEqual(['effective']);
+    expect(told(40, at(2400, 700), shared)).toEqual(['ineffective']);
+  });
 
   test('not before it can show', () => {
-    expect(seenAfter(20, at(600, 800, 5), 999)).toEqual([]);
+    expect(told(20, at(500, 800, 5), at(700, 800, 5), 999)).toEqual([]);
   });
 
   test('also when the share is below again before it can', () => {
@@ -99,24 +105,41 @@ describe('the effect is read off the engine', () => {
     expect(pins.look(at(450, 800), false, 2000)).toEqual([]);
   });
 
-  test('and again with what follows', () => {
+  test('where as much comes as goes, after some time: what was never freed adds up', () => {
+    const run = (usedAt: (step: number) => number) => {
+      const pins = guard();
+      const events = [...pins.look(at(700, 800), true, 0)];
+      for (let step = 1; step <= 8; step++) {
+        release(pins, 5);
+        events.push(...pins.look(at(700, usedAt(step)), true, 1000 * step));
+      }
+      return events;
+    };
+    expect(run(() => 800)).toEqual(['above', 'effective', 'effective']);
+    // The readings are one step late.
+    expect(run((step) => 800 + 50 * (step - 1))).toEqual(['above', 'ineffective', 'ineffective']);
+  });
+
+  test('a flood that is over does not make late readings look like blocks that stay', () => {
     const pins = guard();
-    pins.look(at(900, 950), true, 0);
-    release(pins, 16);
-    expect(pins.look(at(800, 950), true, 1000)).toEqual(['ineffective']);
-    release(pins, 16);
-    expect(pins.look(at(700, 940), true, 2000)).toEqual(['effective']);
+    pins.look(at(100, 100), true, 0);
+    pins.look(at(400, 100), false, 1000);
+    // 400 more came, of which the engine has told half.
+    expect(pins.look(at(800, 610), true, 2000)).toEqual(['above']);
+    release(pins, 30);
+    expect(pins.look(at(500, 700), true, 3000)).toEqual([]);
+    expect(pins.look(at(450, 450), true, 4000)).toEqual(['below']);
   });
 
   test('where nothing carries them back, it is said once each time the watermark is crossed', () => {
     const pins = guard();
     pins.look(at(700, 800), true, 0);
-    expect(pins.look(at(700, 800), true, 999)).toEqual([]);
-    expect(pins.look(at(700, 800), true, 1000)).toEqual(['stuck']);
-    expect(pins.look(at(710, 800), true, 3000)).toEqual([]);
+    expect(pins.look(at(700, 800), true, 4999)).toEqual([]);
+    expect(pins.look(at(700, 800), true, 5000)).toEqual(['stuck']);
+    expect(pins.look(at(710, 800), true, 8000)).toEqual([]);
     // Time frees them in the end.
-    expect(pins.look(at(100, 200), true, 4000)).toEqual(['below']);
-    expect(pins.look(at(700, 800), true, 5000)).toEqual(['above']);
-    expect(pins.look(at(700, 800), true, 6000)).toEqual(['stuck']);
+    expect(pins.look(at(100, 200), true, 9000)).toEqual(['below']);
+    expect(pins.look(at(700, 800), true, 10_000)).toEqual(['above']);
+    expect(pins.look(at(700, 800), true, 15_000)).toEqual(['stuck']);
   });
 });
