@@ -1,0 +1,264 @@
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, expect, test } from 'vitest';
+import { Document } from 'yaml';
+import { loadConfig } from '../../src/config/load-config.ts';
+import { describeKeys } from '../../src/config/schema.ts';
+import type { SimOptions } from '../../src/sim/options.ts';
+import { type Sim, startSim } from '../../src/sim/start-sim.ts';
+import { freePort } from '../support/free-port.ts';
+import { checked, loadInput, post, startQuietly } from '../support/harness.ts';
+import { FakeKubeApi } from '../support/kube-api.ts';
+import { waitUntil } from '../support/wait.ts';
+
+let stack = new AsyncDisposableStack();
+afterEach(async () => {
+  await stack.disposeAsync();
+  stack = new AsyncDisposableStack();
+});
+
+type Values = Readonly<Record<string, unknown>>;
+
+/** Of engines, in a pool and on their own; values that do not keep a request from being served. */
+const ENGINE: Values = {
+  connector: 'lmcache',
+  headers: { 'x-own': 'a' },
+  api_key: 'k',
+  labels: { zone: 'a' },
+  kv_lease: '31s',
+  decoder_ttl: '481s',
+  bidirectional: 'on',
+  load_failure_policy: 'recompute',
+  weight: 2,
+  data_parallel_size: 2,
+};
+
+/** Another value than the default for every key that is said to be live. */
+const OTHER: Values = {
+  'facade.client_kv_transfer_params': 'drop',
+  'facade.hold': '65KiB',
+  'facade.stream_buffer': '257KiB',
+  'policy.prefill': 'cache_aware',
+  'policy.decode': 'least_loaded',
+  'policies.consistent_hash.load_factor': 1.2,
+  'policies.cache_aware.cache_threshold': 0.4,
+  'policies.cache_aware.balance_abs_threshold': 65,
+  'policies.cache_aware.balance_rel_threshold': 1.6,
+  'policies.cache_aware.max_bytes': '65MiB',
+  'policies.cache_aware.max_age': '11m',
+  'policies.sticky_least_loaded.max_legs': 9,
+  'policies.sticky_least_loaded.sessions': 100_001,
+  'instances[].url': 'http://127.0.0.1:9',
+  'instances[].role': 'decode',
+  'instances[].name': 'own-name',
+  'instances[].lmcache.receiver_host': 'kv-host',
+  'instances[].lmcache.init_ports': [7001],
+  'instances[].lmcache.alloc_ports': [7002],
+  'instances[].lmcache.query_ports': [7003],
+  'instances[].lmcache.notices': 2,
+  ...Object.fromEntries(
+    ['instances[]', 'pools.prefill', 'pools.decode', 'pools.both'].flatMap((place) =>
+      Object.entries(ENGINE).map(([key, value]) => [`${place}.${key}`, value]),
+    ),
+  ),
+  'discovery.file': 'pool.yaml',
+  'discovery.dns.prefill': ['localhost:9001'],
+  'discovery.dns.decode': ['localhost:9002'],
+  'discovery.dns.both': ['localhost:9003'],
+  'discovery.dns.interval': '11s',
+  'discovery.kubernetes.selector': 'app=llm',
+  'discovery.kubernetes.namespace': 'engines',
+  'discovery.kubernetes.role_label': 'part',
+  'discovery.kubernetes.port': '8000',
+  'discovery.kubernetes.scheme': 'https',
+  'discovery.kubernetes.kubeconfig': 'kubeconfig',
+  engine_auth: 'strip',
+  'kv.remote_host': 'keep',
+  'kv.lease_margin': '9s',
+  'disagg.min_uncached_tokens': 1,
+  'identity.headers': ['x-other-id'],
+  'timeouts.connect': '4s',
+  'timeouts.store': '5s',
+  'timeouts.tokenize': '6s',
+  'timeouts.prefill_warm': '61s',
+  'timeouts.prefill_warm_per_token': '11ms',
+  'timeouts.prefill_cold': '1801s',
+  'timeouts.first_content': '601s',
+  'timeouts.whole_reply': '1801s',
+  'timeouts.idle': '301s',
+  'timeouts.client_stall': '61s',
+  'timeouts.router': '11s',
+  'timeouts.queue': '31s',
+  'timeouts.drain': '5s',
+  'timeouts.drain_settle': '1ms',
+  'timeouts.keep_alive': '3s',
+  'queue.max': 100,
+  'queue.tenant_max': 99,
+  'limits.requests': 1,
+  'limits.prefill': 90,
+  'limits.decode': 91,
+  'retry.budget_percent': 50,
+  'breaker.failures': 1,
+  'breaker.pair_failures': 1,
+  'breaker.open': '1s',
+  'health.interval': '50ms',
+  'health.timeout': '1s',
+  'health.failures': 2,
+  'health.slow_start': '9s',
+  'health.damping': '1s',
+  'log.level': 'debug',
+};
+
+/** Of these the other value is only looked up: with it there would be nothing to send a request to. */
+const ONLY_LOOKED_UP = /^instances\[\]\.(url|role|connector|lmcache\..*)$|^pools\.\w+\.connector$/;
+/** What is made of these keys is elsewhere: what an instance has of its own for lmcache is in the receivers. */
+const ONLY_INPUT = /^instances\[\]\.lmcache/;
+
+/** The same, with the values of `OTHER` that `wants` picks, over what engines there are. */
+function yamlOf(base: Values, wants: (path: string) => boolean): string {
+  const document = new Document(base);
+  for (const [path, value] of Object.entries(OTHER)) {
+    if (wants(path)) document.setIn(path.replace('[]', '.0').split('.'), value);
+  }
+  return document.toString();
+}
+
+const read = (yaml: string) => checked(loadConfig({ ...loadInput({}), fileText: yaml, fileName: 'baton.yaml' }));
+
+/** The members of the settings that have no members, by path. */
+function leavesOf(value: unknown, path: readonly string[] = []): Map<string, unknown> {
+  if (typeof value !== 'object' || value === null) return new Map([[path.join(' '), value]]);
+  return new Map(Object.entries(value).flatMap(([key, inner]) => [...leavesOf(inner, [...path, key])]));
+}
+
+/** A path with each number of a list as `[]`, and each id as `*`. */
+const nameOf = (path: string) =>
+  path
+    .replaceAll(/ \d+(?= |$)/g, '[]')
+    .replace(/^(lmcache (?:receivers|notices)) [^ ]+/, '$1 *')
+    .replaceAll(' ', '.');
+
+/** The settings, with a note of each of their members that somebody reads, unless to compare settings with settings. */
+function noted<T extends object>(value: T, seen: Set<string>, path: readonly string[] = []): T {
+  return new Proxy(value, {
+    get(target, key): unknown {
+      const inner: unknown = Reflect.get(target, key);
+      if (typeof key === 'symbol' || !Object.hasOwn(target, key) || key === 'length') return inner;
+      const at = [...path, key];
+      if (new Error().stack?.includes('util/comparisons') !== true) seen.add(nameOf(at.join(' ')));
+      return typeof inner === 'object' && inner !== null ? noted(inner, seen, at) : inner;
+    },
+  });
+}
+
+async function engine(role: 'prefill' | 'decode', options: SimOptions = {}): Promise<Sim> {
+  const sim = await startSim({ bidirectional: true, ...options, role });
+  stack.defer(() => sim.close());
+  return sim;
+}
+
+/** baton whose settings are changed once while it runs, to ones that note what is read of them. */
+async function setUp(before: string) {
+  const folder = mkdtempSync(join(tmpdir(), 'baton-'));
+  stack.defer(() => rmSync(folder, { recursive: true }));
+  const file = join(folder, 'baton.yaml');
+  writeFileSync(file, before);
+  const seen = new Set<string>();
+  let after = before;
+  const load = () => {
+    const loaded = read(after);
+    return { ...loaded, config: noted(loaded.config, seen) };
+  };
+  const running = read(before);
+  const { baton, log } = await startQuietly(running.config, { running, file, load });
+  stack.defer(() => baton.stop());
+  const url = `http://${baton.addresses.facade}`;
+  await waitUntil(async () => (await fetch(`${url}/readiness`)).status === 200);
+  const change = (yaml: string) => {
+    after = yaml;
+    seen.clear();
+    baton.reload('request');
+    expect(log.filter(({ level }) => level === 'error')).toEqual([]);
+  };
+  const ask = (more: object = {}, headers: Readonly<Record<string, string>> = {}) =>
+    post(`${url}/v1/chat/completions`, { ...CHAT, ...more }, { headers });
+  return { baton, log, folder, seen, change, ask };
+}
+
+const CHAT = { messages: [{ role: 'user', content: 'tell me '.repeat(40) }], max_tokens: 4, ignore_eos: true };
+
+const LIVE = describeKeys().flatMap(({ path, live }) => (live ? [path] : []));
+
+test('the table has another value for every live key', () => {
+  expect(Object.keys(OTHER).toSorted()).toEqual(LIVE.toSorted());
+});
+
+test('every live key is read when it is used, after the settings have changed', { timeout: 60_000 }, async () => {
+  const all = new Set<string>();
+  const [p, p2, d, d2] = await Promise.all([engine('prefill'), engine('prefill'), engine('decode'), engine('decode')]);
+  const instances = [p, p2, d, d2].map(({ url, role }) => ({ url, role }));
+  const nixl = await setUp(yamlOf({ instances }, () => false));
+  const api = stack.use(await FakeKubeApi.start('engines'));
+  const files = { kubeconfig: join(nixl.folder, 'kubeconfig'), pool: join(nixl.folder, 'pool.yaml') };
+  writeFileSync(files.kubeconfig, api.kubeconfig);
+  writeFileSync(files.pool, 'instances: [{url: "http://127.0.0.1:9004", role: both}]\n');
+  api.put('p', { labels: { app: 'llm', part: 'prefill' }, addresses: ['127.0.0.1'] });
+  const changed = yamlOf({ instances }, (path) => !ONLY_LOOKED_UP.test(path))
+    .replace('kubeconfig: kubeconfig', `kubeconfig: ${files.kubeconfig}`)
+    .replace('file: pool.yaml', `file: ${files.pool}`);
+  nixl.change(changed);
+  // A conversation that reuses KV, more requests than may run, and an engine that fails and then is gone.
+  for (const turn of [1, 2]) {
+    const messages = [...CHAT.messages, ...(turn === 1 ? [] : [{ role: 'assistant', content: 'x' }, ...CHAT.messages])];
+    expect((await nixl.ask({ messages }, { 'x-other-id': 'c' })).status).toBe(200);
+  }
+  const crowd = await Promise.all([nixl.ask({ stream: true }), nixl.ask(), nixl.ask()]);
+  expect(crowd.map(({ status }) => status)).toEqual([200, 200, 200]);
+  for (const sim of [d, d2]) await sim.setFault({ kind: 'status', status: 500 });
+  expect((await nixl.ask()).status).toBeGreaterThanOrEqual(500);
+  await waitUntil(() => api.openWatches > 0);
+  await waitUntil(() => nixl.seen.has('discovery.kubernetes.scheme') && nixl.seen.has('instanceDefaults.both.weight'));
+  await d2.crash();
+  await waitUntil(() => nixl.seen.has('health.failures'));
+  for (const name of nixl.seen) all.add(name);
+  for (const policy of ['consistent_hash', 'sticky_least_loaded']) {
+    nixl.change(changed.replace('prefill: cache_aware', `prefill: ${policy}`));
+    await nixl.ask({}, { 'x-other-id': 'c' });
+    for (const name of nixl.seen) all.add(name);
+  }
+  nixl.seen.clear();
+  await nixl.baton.stop({ settle: true });
+  for (const name of nixl.seen) all.add(name);
+
+  const port = await freePort();
+  const own = { connector: 'lmcache', noticeEndpoint: `tcp://127.0.0.1:${port}` } as const;
+  const [lp, ld] = await Promise.all([engine('prefill', own), engine('decode', own)]);
+  const { init, alloc } = ld.receiverPorts;
+  const base = {
+    kv_connector: 'lmcache',
+    lmcache: { proxy_host: '127.0.0.1', proxy_port: port },
+    instances: [
+      { url: ld.url, role: 'decode', lmcache: { init_ports: init, alloc_ports: alloc } },
+      { url: lp.url, role: 'prefill', lmcache: { notices: 1 } },
+    ],
+  };
+  const lmcache = await setUp(yamlOf(base, () => false));
+  lmcache.change(yamlOf(base, (path) => path.startsWith('timeouts') || /lmcache\.(query_ports|notices)$/.test(path)));
+  await lmcache.ask();
+  for (const name of lmcache.seen) all.add(name);
+
+  const unread = LIVE.flatMap((path) => {
+    const from = path.includes('lmcache') ? base : { instances, discovery: { kubernetes: { selector: 'app=other' } } };
+    const [before, after] = [
+      leavesOf(read(yamlOf(from, () => false)).config),
+      leavesOf(read(yamlOf(from, (one) => one === path)).config),
+    ];
+    const leaves = [...after].flatMap(([at, value]) => (before.get(at) === value ? [] : [nameOf(at)]));
+    if (leaves.length === 0) return [`${path} changes nothing`];
+    return leaves
+      .filter((leaf) => !all.has(leaf) && !ONLY_INPUT.test(leaf))
+      .map((leaf) => `${path}: ${leaf} is not read`);
+  });
+  expect(unread).toEqual([]);
+});
