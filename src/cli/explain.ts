@@ -7,6 +7,7 @@ import {
   type Target,
 } from '../../gen/baton/v1/router_pb.ts';
 import type { Config } from '../config/config.ts';
+import { whyUnread } from '../config/unread.ts';
 import type { Logger } from '../obs/log.ts';
 import { explainRequest } from '../roles/explain.ts';
 import { roleWord } from '../services/instance-words.ts';
@@ -38,7 +39,7 @@ export async function explain(
   try {
     body = readFileSync(file);
   } catch (error) {
-    host.err(`baton: ${file} cannot be read: ${error instanceof Error ? error.message : String(error)}\n`);
+    host.err(`baton: ${file} ${whyUnread(error)}\n`);
     return USAGE;
   }
   const explained = await explainRequest(config, { body, tenant, conversation }, log);

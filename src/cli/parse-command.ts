@@ -6,8 +6,8 @@ import { LAUNCH_FLAGS, type LaunchFlag, type LaunchFlagValues } from '../launch/
 import { readSimOptions, type SimFlag, simFlags } from '../sim/cli-options.ts';
 import type { SimOptions } from '../sim/options.ts';
 import { type TidyResult, tidyArguments } from './arguments.ts';
-import { fileKeyHint } from './file-key-hint.ts';
 import { addPoolCommand, type PoolRequest } from './pool-parse.ts';
+import { usageSentence } from './usage-sentence.ts';
 
 /** What a command line asks for. */
 export type ParsedCommand =
@@ -121,7 +121,7 @@ export function parseCommand(argv: readonly string[], version: string): ParsedCo
   } catch (error) {
     if (!(error instanceof CommanderError)) throw error;
     if (error.exitCode === 0) return { kind: 'print', text: printed };
-    return { kind: 'usage', message: usageSentence(error, tidy.args) };
+    return { kind: 'usage', message: usageSentence(program, error, tidy.args, (name) => SERVING.has(name)) };
   }
   return result ?? { kind: 'print', text: printed };
 }
@@ -252,21 +252,4 @@ function readFlags(values: Readonly<Record<string, unknown>>): RawFlags {
 
 function camelCase(flag: string): string {
   return flag.replaceAll(/-(.)/g, (_, letter: string) => letter.toUpperCase());
-}
-
-function usageSentence(error: CommanderError, args: readonly string[]): string {
-  const [first = ''] = args;
-  if (error.code === 'commander.unknownOption' && FLAGS.some((flag) => first.split('=', 1)[0] === `--${flag.name}`)) {
-    return `${first} needs a command before it: baton serve ${first} ...`;
-  }
-  const unknown = /^error: unknown option '(--[^'=]+)/.exec(error.message)?.[1];
-  const hint = unknown === undefined || !SERVING.has(first) ? undefined : fileKeyHint(unknown);
-  if (hint !== undefined) return `unknown option '${unknown}'; ${hint}`;
-  if (error.code === 'commander.excessArguments')
-    return `unexpected argument ${error.message.replace(/^.*: |\.$/gs, '')}`;
-  if (error.code === 'commander.help') return `unknown command '${args[1] ?? ''}'`;
-  return error.message
-    .replace(/^error: /, '')
-    .replaceAll(/\s*\n\s*/g, ' ')
-    .replace(/\.$/, '');
 }

@@ -121,10 +121,15 @@ async function serve(host: CliHost, flags: RawFlags): Promise<number> {
   }
   const { facade } = running.addresses;
   host.onHangUp(() => running.reload('SIGHUP'));
-  if (config.sim !== undefined && facade !== undefined && facade !== 'off') host.out(simHint(facade));
+  if (canAnswer(config.sim) && facade !== undefined && facade !== 'off') host.out(simHint(facade));
   // Whoever stops it by hand does not wait for a load balancer.
   await running.stop({ settle: (await host.stopRequested()) === 'SIGTERM' });
   return OK;
+}
+
+/** Whether there are simulated engines, and enough of them for a request. */
+function canAnswer(sim: Config['sim']): boolean {
+  return sim !== undefined && sim.prefill > 0 && sim.decode > 0;
 }
 
 async function runExplain(host: CliHost, command: Extract<ParsedCommand, { kind: 'explain' }>): Promise<number> {

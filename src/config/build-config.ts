@@ -1,7 +1,8 @@
+import type { InstanceRole } from '../core/instance-spec.ts';
 import type { ValkeySettings } from '../core/valkey-settings.ts';
 import type { BuildInput, Built, Sink } from './build-input.ts';
 import { checkTogether } from './check-together.ts';
-import type { Config, InstanceConfig, InstanceRole } from './config.ts';
+import type { Config, InstanceConfig, RoleName } from './config.ts';
 import type { DiscoveryConfig, InstanceDefaults } from './discovery.ts';
 import { buildInstances, placeOfInstance, poolDefaults } from './instances.ts';
 import { buildReceivers, type LmcacheConfig } from './lmcache.ts';
@@ -20,9 +21,7 @@ export function buildConfig(input: BuildInput): Built {
   const instances = engines.sim === undefined ? readInstances(input, instanceDefaults, sink) : [];
   const config: Config = {
     roles: file.roles,
-    ...(file.router_url === undefined ? {} : { routerUrl: file.router_url.url }),
-    ...(file.kvstore_url === undefined ? {} : { kvstoreUrl: file.kvstore_url.url }),
-    ...(file.registry_url === undefined ? {} : { registryUrl: file.registry_url.url }),
+    ...readPeers(input, sink),
     facade: {
       host: file.facade.host,
       port: file.facade.port,
@@ -113,6 +112,28 @@ export function buildConfig(input: BuildInput): Built {
   };
   checkTogether(config, input, sink);
   return { config, ...sink };
+}
+
+/** Where services of other processes are. */
+function readPeers({ file, locate }: BuildInput, sink: Sink): Pick<Config, 'routerUrl' | 'kvstoreUrl' | 'registryUrl'> {
+  const read = (key: 'router_url' | 'kvstore_url' | 'registry_url', role: RoleName) => {
+    const where = locate([key]);
+    // Variables of clients (baton pool, baton explain) lie in the same shell.
+    const isForClients = file.roles.includes(role) && where.startsWith('BATON_');
+    if (file[key] === undefined || !isForClients) return file[key]?.url;
+    sink.warnings.push({ where, message: `ignored, because ${role} runs in this process (--roles)` });
+    return undefined;
+  };
+  const [routerUrl, kvstoreUrl, registryUrl] = [
+    read('router_url', 'router'),
+    read('kvstore_url', 'kvstore'),
+    read('registry_url', 'registry'),
+  ];
+  return {
+    ...(routerUrl === undefined ? {} : { routerUrl }),
+    ...(kvstoreUrl === undefined ? {} : { kvstoreUrl }),
+    ...(registryUrl === undefined ? {} : { registryUrl }),
+  };
 }
 
 function readPolicy({ file, known, locate }: BuildInput, sink: Sink): Config['policy'] {

@@ -227,6 +227,13 @@ function checkEngines(config: Config, input: BuildInput, sink: Sink): void {
       message: 'has no effect, because the registry does not run here (--roles)',
     });
   }
+  for (const role of ['prefill', 'decode'] as const) {
+    if (sim?.[role] !== 0) continue;
+    sink.warnings.push({
+      where: `--sim-${role} 0`,
+      message: `no ${role} engine is simulated; requests wait for one in the queue and then fail`,
+    });
+  }
   if (registry && sim === undefined && !isDiscovering) {
     for (const role of ['prefill', 'decode'] as const) {
       if (instances.some((instance) => instance.role === role || instance.role === 'both')) continue;

@@ -1,3 +1,4 @@
+import type { InstanceSpec } from '../core/instance-spec.ts';
 import type { PolicySettings } from '../core/policy.ts';
 import type { ValkeySettings } from '../core/valkey-settings.ts';
 import type { DiscoveryConfig, InstanceDefaults } from './discovery.ts';
@@ -6,8 +7,6 @@ import type { ListenPort } from './values.ts';
 
 /** A service that `baton serve` can run. */
 export type RoleName = 'facade' | 'router' | 'kvstore' | 'registry';
-/** What an engine does: prefill only, decode only, or whole requests. */
-export type InstanceRole = 'prefill' | 'decode' | 'both';
 /** How the client's `Authorization` header is treated on the way to an engine. */
 export type EngineAuth = 'auto' | 'replace' | 'forward' | 'strip';
 /** How it is proven that stored KV belongs to a new prompt. */
@@ -43,27 +42,7 @@ export interface RpcClientConfig {
 }
 
 /** One engine server that the registry starts with. */
-export interface InstanceConfig {
-  /** `host:port[/prefix]` of the URL, or the name given in the file; unique. */
-  readonly id: string;
-  /** Normalised base URL without a trailing slash; `/v1/...` is appended to it. */
-  readonly url: string;
-  readonly role: InstanceRole;
-  /** Connector name; `kvConnector` unless the file says otherwise. */
-  readonly connector: string;
-  readonly headers: Readonly<Record<string, string>>;
-  readonly apiKey?: string;
-  readonly labels: Readonly<Record<string, string>>;
-  /** How long P keeps a handle's blocks after its reply. */
-  readonly kvLeaseMs: number;
-  /** How long D keeps a handle's blocks. */
-  readonly decoderTtlMs: number;
-  readonly bidirectional: 'auto' | 'on' | 'off';
-  readonly loadFailurePolicy: 'fail' | 'recompute';
-  /** Share of the work relative to the other engines; 1 unless set. */
-  readonly weight?: number;
-  /** Data parallel ranks that requests are spread over; the engine does that by itself unless set. */
-  readonly dataParallelSize?: number;
+export interface InstanceConfig extends InstanceSpec {
   /** What this engine has of its own for the lmcache connector. */
   readonly lmcache?: InstanceLmcache;
 }

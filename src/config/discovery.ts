@@ -1,4 +1,5 @@
-import type { InstanceConfig, InstanceRole } from './config.ts';
+import type { InstanceRole } from '../core/instance-spec.ts';
+import type { InstanceConfig } from './config.ts';
 import { field, optional, section } from './fields.ts';
 import { parseServerUrl } from './instance-url.ts';
 import { bad, choiceParser, listParser, ok, parseDuration, parseText, show, type ValueParser } from './values.ts';

@@ -1,4 +1,5 @@
-import type { InstanceConfig, InstanceRole } from './config.ts';
+import type { InstanceRole } from '../core/instance-spec.ts';
+import type { InstanceConfig } from './config.ts';
 import type { InstanceDefaults } from './discovery.ts';
 import { connectorKey, type NamePlace, resolveName } from './names.ts';
 import type { Problem } from './problem.ts';

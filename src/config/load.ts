@@ -2,6 +2,7 @@ import { readFileSync } from 'node:fs';
 import { type ApiKeysResult, parseApiKeys, parseRpcTokens, type RpcTokensResult } from '../core/tenant.ts';
 import { envLayer } from './flag-layers.ts';
 import { type LoadInput, type LoadResult, loadConfig } from './load-config.ts';
+import { whyUnread } from './unread.ts';
 
 /** What settings are made from, before a file is read. */
 type FreeInput = Omit<LoadInput, 'fileText' | 'fileName'>;
@@ -61,9 +62,6 @@ export function readText(
   try {
     return { kind: 'ok', text: readFileSync(file, 'utf8') };
   } catch (error) {
-    const code = error instanceof Error && 'code' in error ? String(error.code) : String(error);
-    const why =
-      code === 'ENOENT' ? 'does not exist' : code === 'EISDIR' ? 'is a directory' : `cannot be read (${code})`;
-    return { kind: 'bad', message: `${file} ${why}` };
+    return { kind: 'bad', message: `${file} ${whyUnread(error)}` };
   }
 }

@@ -1,5 +1,6 @@
-import { isMap, isPair, isScalar, isSeq, LineCounter, parseDocument } from 'yaml';
+import { isMap, isPair, isScalar, isSeq, LineCounter, parseDocument, visit } from 'yaml';
 import type { Problem } from './problem.ts';
+import { YAML_MISTAKES } from './yaml-mistakes.ts';
 
 /** A YAML file as plain data, and the place of each of its keys. */
 export interface YamlSource {
@@ -21,7 +22,19 @@ export function parseYamlSource(text: string, fileName: string): YamlResult {
     const { line, col } = lines.linePos(offset);
     return `${fileName}:${line}:${col}`;
   };
-  const problems = document.errors.map((error): Problem => ({ where: at(error.pos[0]), message: error.message }));
+  const problems = document.errors.map(
+    ({ pos, code }): Problem => ({ where: at(pos[0]), message: YAML_MISTAKES[code] }),
+  );
+  visit(document, {
+    Alias(_, alias) {
+      if (alias.resolve(document) === undefined) {
+        problems.push({
+          where: at(alias.range?.[0] ?? 0),
+          message: `*${alias.source}: no anchor &${alias.source} stands before it`,
+        });
+      }
+    },
+  });
   if (problems.length > 0) return { kind: 'error', problems };
   const locate = (path: readonly PropertyKey[]): string => {
     const offset = offsetOf(document.contents, path);
@@ -36,12 +49,9 @@ export function parseYamlSource(text: string, fileName: string): YamlResult {
   try {
     const data: unknown = document.toJS();
     return { kind: 'ok', source: { data: isRecord(data) ? data : {}, locate } };
-  } catch (error) {
-    // Too many aliases, or one without its anchor.
-    return {
-      kind: 'error',
-      problems: [{ where: locate([]), message: error instanceof Error ? error.message : String(error) }],
-    };
+  } catch {
+    // A few aliases can stand for more than there is memory.
+    return { kind: 'error', problems: [{ where: locate([]), message: 'the aliases (*) stand for too much' }] };
   }
 }
 

@@ -1,7 +1,8 @@
 import { lookup, resolveSrv } from 'node:dns/promises';
-import type { InstanceConfig, InstanceRole } from '../config/config.ts';
+import type { InstanceConfig } from '../config/config.ts';
 import { type DnsName, type InstanceDefaults, remoteSources } from '../config/discovery.ts';
 import { parseServerUrl } from '../config/instance-url.ts';
+import type { InstanceRole } from '../core/instance-spec.ts';
 import { pause } from '../services/pause.ts';
 import type { InstanceSource, MakeSource, SourceSink } from './source.ts';
 

@@ -40,7 +40,7 @@ export function followFile(
         file,
         (now) => {
           if (now.kind === 'text') take(sink, now.text);
-          else complain(sink, [now.code], 'the pool file cannot be read; its last view stays');
+          else complain(sink, [`it ${now.why}`], 'the pool file cannot be read; its last view stays');
         },
         signal,
         lookMs,

@@ -1,10 +1,11 @@
 import { readFile } from 'node:fs/promises';
+import { whyUnread } from '../config/unread.ts';
 import { pause } from '../services/pause.ts';
 
-/** What a file holds, or the code of the error with which it cannot be read. */
+/** What a file holds, or why it cannot be read, as {@link whyUnread} says it. */
 export type FileText =
   | { readonly kind: 'text'; readonly text: string }
-  | { readonly kind: 'error'; readonly code: string };
+  | { readonly kind: 'error'; readonly why: string };
 
 /** Between two looks at a file, milliseconds. */
 const LOOK_MS = 500;
@@ -38,10 +39,10 @@ async function look(file: string): Promise<FileText> {
   try {
     return { kind: 'text', text: await readFile(file, 'utf8') };
   } catch (error) {
-    return { kind: 'error', code: error instanceof Error && 'code' in error ? String(error.code) : String(error) };
+    return { kind: 'error', why: whyUnread(error) };
   }
 }
 
 function isSame(a: FileText, b: FileText | undefined): boolean {
-  return a.kind === 'text' ? b?.kind === 'text' && a.text === b.text : b?.kind === 'error' && a.code === b.code;
+  return a.kind === 'text' ? b?.kind === 'text' && a.text === b.text : b?.kind === 'error' && a.why === b.why;
 }

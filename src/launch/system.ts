@@ -109,7 +109,10 @@ function startProcess({ command, env, logFile }: ProcessSpec, base: SystemParts[
 
 function endOf(child: ChildProcess): Promise<ProcessEnd> {
   return new Promise((resolve) => {
-    child.once('error', (error) => resolve({ code: null, signal: null, error: error.message }));
+    child.once('error', (error) => {
+      const isMissing = 'code' in error && error.code === 'ENOENT';
+      resolve({ code: null, signal: null, error: isMissing ? `there is no ${child.spawnfile}` : error.message });
+    });
     child.once('exit', (code, signal) => resolve({ code, signal }));
   });
 }

@@ -3,6 +3,7 @@ import { parseSecret } from '../config/values.ts';
 import type { Logger } from '../obs/log.ts';
 import { connectRemote, type RemoteOptions, type RemoteServices } from '../rpc/clients.ts';
 import { StartError } from './listen.ts';
+import { checkPem } from './pem.ts';
 import { watchFiles } from './watched-files.ts';
 
 /** Makes clients of another process; the stack closes them. */
@@ -42,8 +43,11 @@ function tlsOf(config: Config['rpcClient'], log: Logger, stack: AsyncDisposableS
     return path === undefined ? [] : [{ name: `rpc_client.${key}`, key, path }];
   });
   if (files.length === 0) return {};
-  const make = (texts: readonly string[]) =>
-    Object.fromEntries(files.map(({ key }, index) => [key, texts[index] ?? '']));
+  const make = (texts: readonly string[]) => {
+    const pem = Object.fromEntries(files.map(({ key }, index) => [key, texts[index] ?? '']));
+    checkPem(pem);
+    return pem;
+  };
   const watched = stack.use(watchFiles({ files, make, log }));
   const tls: Record<string, string> = {};
   for (const { key } of files) {

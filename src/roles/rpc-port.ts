@@ -1,4 +1,3 @@
-import { createSecureContext } from 'node:tls';
 import type { Config } from '../config/config.ts';
 import type { Settings } from '../config/settings.ts';
 import { parseRpcTokens } from '../core/tenant.ts';
@@ -10,6 +9,7 @@ import { type RpcListener, type ServerTls, startRpcListener } from '../rpc/liste
 import type { RpcServices } from '../rpc/routes.ts';
 import { SocketPathError } from '../rpc/unix-socket.ts';
 import { failStart, formatAddress, StartError } from './listen.ts';
+import { checkPem } from './pem.ts';
 import { watchFiles, watchKeys } from './watched-files.ts';
 
 /** Where the RPC services of a process are reached. */
@@ -80,8 +80,7 @@ function watchTls(tls: NonNullable<Config['rpc']['tls']>, log: Logger, use: (tls
       ...(clientCa === undefined ? [] : [{ name: 'rpc.tls.client_ca', path: clientCa }]),
     ],
     make: ([certText = '', keyText = '', ca]): ServerTls => {
-      // Refuses what is no certificate, and a key of another one.
-      createSecureContext({ cert: certText, key: keyText, ...(ca === undefined ? {} : { ca }) });
+      checkPem({ cert: certText, key: keyText, ca });
       return { cert: certText, key: keyText, ...(ca === undefined ? {} : { clientCa: ca }) };
     },
     use,

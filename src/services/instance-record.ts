@@ -11,28 +11,11 @@ import {
   PinnedKvSchema,
   Role,
 } from '../../gen/baton/v1/instance_pb.ts';
+import type { InstanceSpec } from '../core/instance-spec.ts';
 import type { ProbeHealth, ProbePart, ProbeResult } from '../engine/probe.ts';
 import { type DescribedEngine, EngineDetails, type SentLoad } from './engine-details.ts';
 import type { InstancePins } from './pin-watch.ts';
 import { SignsOfLife } from './signs-of-life.ts';
-
-/** One instance as its source describes it; durations in milliseconds. */
-export interface InstanceSpec {
-  readonly id: string;
-  readonly url: string;
-  readonly role: 'prefill' | 'decode' | 'both';
-  readonly connector: string;
-  readonly headers: Readonly<Record<string, string>>;
-  /** Key of this instance; sent by probes unless the registry is given another. */
-  readonly apiKey?: string;
-  readonly labels: Readonly<Record<string, string>>;
-  readonly kvLeaseMs: number;
-  readonly decoderTtlMs: number;
-  readonly bidirectional: string;
-  readonly loadFailurePolicy: string;
-  readonly weight?: number;
-  readonly dataParallelSize?: number;
-}
 
 /** How instances are watched; durations in milliseconds. */
 export interface HealthSettings {

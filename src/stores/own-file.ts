@@ -20,7 +20,9 @@ export async function lockFile(file: string, owner: FileOwner): Promise<AsyncDis
       await handle.close();
       return { [Symbol.asyncDispose]: () => rm(lock, { force: true }) };
     } catch (error) {
-      if (codeOf(error) !== 'EEXIST') throw new Error(`${lock} cannot be written (${codeOf(error)})`);
+      const code = codeOf(error);
+      if (code === 'ENOENT') throw new Error(`the folder of ${file} does not exist`);
+      if (code !== 'EEXIST') throw new Error(`${lock} cannot be written (${code})`);
     }
     const [holder = '', ...life] = (await readFile(lock, 'utf8').catch(() => '')).split(' ');
     if (tries > 0 || (isRunning(Number(holder)) && (await lifeOf(Number(holder))) === life.join(' '))) {

@@ -85,7 +85,7 @@ describe('the pool file', () => {
     const told = follow(file);
     await expect
       .poll(() => told.warnings)
-      .toEqual([`the pool file cannot be read; its last view stays: ${file} ENOENT`]);
+      .toEqual([`the pool file cannot be read; its last view stays: ${file} it does not exist`]);
     writeFileSync(file, text('a:1'));
     await expect.poll(() => told.view).toEqual(['a:1 decode']);
     writeFileSync(file, 'instances: [');

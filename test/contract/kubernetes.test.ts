@@ -1,7 +1,7 @@
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, describe, expect, it } from 'vitest';
+import { afterEach, describe, expect, it, vi } from 'vitest';
 import { openSliceApi } from '../../src/discovery/kubernetes/api.ts';
 import { followSlices } from '../../src/discovery/kubernetes/follow.ts';
 import { configOf } from '../support/harness.ts';
@@ -166,5 +166,32 @@ describe('EndpointSlices', () => {
       'an EndpointSlice tells no engines: engines/x: the label llm-d.ai/role is not set; prefill, decode or both',
       'an EndpointSlice tells no engines: engines/y: the label llm-d.ai/role is "cook"; prefill, decode or both',
     ]);
+  });
+});
+
+describe('a cluster that is not there', () => {
+  const open = (kubeconfig?: string) => () =>
+    openSliceApi({
+      selector: 'a=b',
+      roleLabel: 'role',
+      scheme: 'http',
+      ...(kubeconfig === undefined ? {} : { kubeconfig }),
+    });
+
+  it('is told in a sentence that names the setting', () => {
+    const folder = mkdtempSync(join(tmpdir(), 'baton-'));
+    stack.defer(() => rmSync(folder, { recursive: true }));
+    stack.defer(() => void vi.unstubAllEnvs());
+    const file = join(folder, 'config');
+    expect(open(file)).toThrow(`discovery.kubernetes.kubeconfig: ${file} does not exist`);
+    vi.stubEnv('KUBECONFIG', file);
+    expect(open()).toThrow(`KUBECONFIG or ~/.kube/config: ${file} does not exist`);
+    writeFileSync(file, 'clusters: [');
+    expect(open()).toThrow('KUBECONFIG or ~/.kube/config: this is no kubeconfig');
+    writeFileSync(file, 'clusters: []\n');
+    expect(open(file)).toThrow('names no current cluster');
+    vi.stubEnv('KUBECONFIG', '');
+    vi.stubEnv('HOME', folder);
+    expect(open()).toThrow('no Kubernetes cluster is known');
   });
 });

@@ -79,7 +79,7 @@ describe('baton explain', () => {
   test('a file that is not there is 2', async () => {
     const { code, err } = await explain(join(directory, 'nothing.json'), '--router-url', stubbed.rpcUrl);
     expect(code).toBe(2);
-    expect(err).toMatch(/nothing\.json cannot be read: ENOENT/);
+    expect(err).toMatch(/nothing\.json does not exist\n$/);
   });
 
   test('a model that nobody has is 1', async () => {

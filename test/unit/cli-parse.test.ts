@@ -113,21 +113,27 @@ describe('sim', () => {
 
 describe('mistakes are one sentence', () => {
   test.each([
-    ['serve --prot 1', "unknown option '--prot' (Did you mean --port?)"],
+    ['serve --prot 1', "unknown option '--prot'; did you mean --port?"],
     ['serve --store-valkey-url=x', "unknown option '--store-valkey-url'; did you mean --valkey-url?"],
     ['kvstore --valkey-prefix x', "unknown option '--valkey-prefix'; set store.valkey.prefix in the file (--config)"],
     ['serve --store-max-bytes 1', "unknown option '--store-max-bytes'; set store.max_bytes in the file (--config)"],
-    ['sim --valkey-prefix x', "unknown option '--valkey-prefix'"],
+    ['sim --valkey-prefix x', "unknown option '--valkey-prefix'; baton sim --help lists what there is"],
+    ['kvstore --rpc-prt 1', "unknown option '--rpc-prt'; did you mean --rpc-port?"],
+    ['pool list --jsn', "unknown option '--jsn'; did you mean --json?"],
+    ['pool', 'baton pool needs a command: list, add, drain, resume, remove, watch; baton pool --help tells more'],
+    ['pool lst', "unknown command 'lst'; did you mean list?"],
+    ['pool frob', "unknown command 'frob'; baton pool --help lists what there is"],
     ['serve --port', '--port needs a value, --port <port>'],
     ['serve --host --port 8000', '--host needs a value, --host <addr>'],
     ['serve --prefiller-host --prefiller-port 1', '--prefiller-host needs a value, --prefiller-host <host>'],
     ['serve --prefill', '--prefill needs a value, --prefill <url>'],
     ['serve x', 'unexpected argument x'],
     ['serve --host=a b', 'unexpected argument b'],
-    ['srve', "unknown command 'srve' (Did you mean serve?)"],
-    ['help srve', "unknown command 'srve'"],
+    ['srve', "unknown command 'srve'; did you mean serve?"],
+    ['help srve', "unknown command 'srve'; did you mean serve?"],
+    ['frob', "unknown command 'frob'; baton --help lists what there is"],
     ['--port 8000', '--port needs a command before it: baton serve --port ...'],
-    ['--port=8000', '--port=8000 needs a command before it: baton serve --port=8000 ...'],
+    ['--port=8000', '--port needs a command before it: baton serve --port ...'],
     ['check-config', "missing required argument 'file'"],
   ])('%s', (line, message) => {
     expect(parse(line)).toEqual({ kind: 'usage', message });

@@ -65,7 +65,7 @@ describe('serve', () => {
   test('a word that is not understood is 2', async () => {
     const { host, seen } = fakeHost('serve --prot 1');
     expect(await runCli(host)).toBe(2);
-    expect(seen.err).toBe("baton: unknown option '--prot' (Did you mean --port?)\n");
+    expect(seen.err).toBe("baton: unknown option '--prot'; did you mean --port?\n");
   });
 
   test('only policies and connectors of this build are known', async () => {
@@ -112,6 +112,10 @@ describe('serve', () => {
     });
     expect(await runCli(off.host)).toBe(0);
     expect(off.seen.out).toBe('');
+    const lonely = fakeHost('serve --sim --sim-prefill 0');
+    expect(await runCli(lonely.host)).toBe(0);
+    expect(lonely.seen.out).toBe('');
+    expect(lonely.seen.err).toContain('--sim-prefill 0: no prefill engine is simulated');
   });
 });
 

@@ -240,6 +240,55 @@ describe('the file', () => {
     );
   });
 
+  test.each([
+    ['a: 1\n---\nb: 2\n', '2:1: a second document begins here ("---"); a file is one document'],
+    ['facade: {}\nfacade: {}\n', '2:1: this key stands here a second time; leave one of the two out'],
+    ['facade:\n\tport: 1\n', '2:1: a tab; indent with spaces'],
+    ['policy: *none\n', '1:9: *none: no anchor &none stands before it'],
+    ['policy: a: b\n', '1:9: a second ": " on one line; begin a new line, or put the text into quotes'],
+    ['policy: "a\n', '2:1: something is missing: a closing quote or bracket, a comma, or the ": " behind a key'],
+    ['policy: @a\n', '1:9: a text cannot begin with this character; put it into quotes'],
+  ])('%j is told in our words', (fileText, message) => {
+    expect(problems({ fileText })).toContain(`baton.yaml:${message}`);
+  });
+
+  test('all mistakes are found in one run, and none is told that only follows from another', () => {
+    const fileText = [
+      'policy: {prefil: round_robin, decode: nope}',
+      'health: {intervall: 3s}',
+      'instances:',
+      '  - {url: "http://a:1", role: prefil}',
+      '  - {url: "http://b:1", role: decode, connector: zz}',
+      '  - {url: "http://b:1", role: decode}',
+      'store: {backend: disk}',
+      'rpc: {tls: {cert: 1, key: k}}',
+      'engine_auth: replace',
+    ].join('\n');
+    expect(problems({ fileText }).map((line) => line.replace(/(: expected one of).*/, '$1'))).toEqual([
+      'baton.yaml:1:10: policy.prefil: unknown key; did you mean policy.prefill?',
+      'baton.yaml:1:31: policy.decode: expected one of',
+      'baton.yaml:2:10: health.intervall: unknown key; did you mean health.interval?',
+      'baton.yaml:4:25: instances[0].role: expected one of',
+      'baton.yaml:5:39: instances[1].connector: expected one of',
+      'baton.yaml:6:5: http://b:1 is named twice, here and at baton.yaml:5:5; one server that does both has role both',
+      'baton.yaml:7:9: store.backend: expected one of',
+      'baton.yaml:8:13: rpc.tls.cert: expected a text, got 1',
+    ]);
+    expect(problems({ fileText: 'policy: fastest\n' })).toEqual([
+      'baton.yaml:1:1: policy: expected one of round_robin, least_loaded, got "fastest"',
+    ]);
+  });
+
+  test('a variable that clients use does not keep a service from running here; a flag does', () => {
+    const url = 'http://127.0.0.1:50051';
+    const env = { BATON_REGISTRY_URL: url, BATON_ROUTER_URL: url, BATON_KVSTORE_URL: url };
+    const config = good({ env });
+    expect([config.registryUrl, config.routerUrl, config.kvstoreUrl]).toEqual([undefined, undefined, undefined]);
+    expect(warnings({ env })).toContain('BATON_REGISTRY_URL: ignored, because registry runs in this process (--roles)');
+    expect(good({ env, flags: { roles: 'facade' } }).routerUrl).toBe(url);
+    expect(problems({ flags: { 'registry-url': url } })[0]).toMatch(/^--registry-url: is for a registry in another/);
+  });
+
   test('an empty list of instances means none', () => {
     expect(good({ fileText: 'instances: []\n' }).instances).toEqual([]);
     expect(warnings({ fileText: 'instances: []\n' })).toEqual([

@@ -90,7 +90,7 @@ const TABLE: Readonly<Record<string, Row>> = {
   launch: { areas: ['core', 'gen', 'config', 'obs'], packages: ['node:'] },
   cli: { areas: ['roles', 'config', 'launch', 'sim', 'core', 'obs'], packages: ['commander', 'yaml', 'node:'] },
   'cli/explain': {
-    areas: ['roles', 'gen', 'core', 'services/instance-words', 'services/plan-message'],
+    areas: ['roles', 'gen', 'core', 'config/unread', 'services/instance-words', 'services/plan-message'],
     types: ['config', 'obs'],
     packages: [PROTOBUF, 'node:'],
   },

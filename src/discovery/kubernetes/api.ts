@@ -1,5 +1,6 @@
 import { DiscoveryV1Api, KubeConfig, Watch } from '@kubernetes/client-node';
 import type { KubernetesConfig } from '../../config/discovery.ts';
+import { whyUnread } from '../../config/unread.ts';
 import type { SliceApi, SliceEvent, WatchEnd } from './follow.ts';
 
 const PAGE = 500;
@@ -12,11 +13,7 @@ const WATCH_SECONDS = 240;
  * @throws Error where none of them tells of a server
  */
 export function openSliceApi({ kubeconfig, namespace, selector }: KubernetesConfig): SliceApi {
-  const config = new KubeConfig();
-  if (kubeconfig === undefined) config.loadFromDefault();
-  else config.loadFromFile(kubeconfig);
-  if (config.getCurrentCluster() === null)
-    throw new Error('no Kubernetes cluster: give discovery.kubernetes.kubeconfig');
+  const config = loadCluster(kubeconfig);
   const api = config.makeApiClient(DiscoveryV1Api);
   const watcher = new Watch(config);
   const inside = namespace ?? config.getContextObject(config.getCurrentContext())?.namespace ?? 'default';
@@ -37,6 +34,29 @@ export function openSliceApi({ kubeconfig, namespace, selector }: KubernetesConf
     },
     watch: (version, onEvent, signal) => watch(watcher, path, { selector, version }, onEvent, signal),
   };
+}
+
+/** What the client takes for a cluster where nothing tells of one. */
+const NO_CLUSTER = 'http://localhost:8080';
+
+function loadCluster(kubeconfig: string | undefined): KubeConfig {
+  const config = new KubeConfig();
+  const where = kubeconfig === undefined ? 'KUBECONFIG or ~/.kube/config' : 'discovery.kubernetes.kubeconfig';
+  try {
+    if (kubeconfig === undefined) config.loadFromDefault();
+    else config.loadFromFile(kubeconfig);
+  } catch (error) {
+    const path = error instanceof Error && 'path' in error ? String(error.path) : undefined;
+    const why = path === undefined ? 'this is no kubeconfig' : `${path} ${whyUnread(error)}`;
+    throw new Error(`${where}: ${why}`, { cause: error });
+  }
+  const cluster = config.getCurrentCluster();
+  if (cluster !== null && (kubeconfig !== undefined || cluster.server !== NO_CLUSTER)) return config;
+  throw new Error(
+    kubeconfig === undefined
+      ? 'no Kubernetes cluster is known: KUBECONFIG and ~/.kube/config name none, and this is no pod; name a kubeconfig in discovery.kubernetes.kubeconfig'
+      : `${where}: ${kubeconfig} names no current cluster (current-context)`,
+  );
 }
 
 function watch(

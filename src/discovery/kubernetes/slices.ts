@@ -1,7 +1,8 @@
 import { z } from 'zod';
-import type { InstanceConfig, InstanceRole } from '../../config/config.ts';
+import type { InstanceConfig } from '../../config/config.ts';
 import type { InstanceDefaults, KubernetesConfig } from '../../config/discovery.ts';
 import { parseServerUrl } from '../../config/instance-url.ts';
+import type { InstanceRole } from '../../core/instance-spec.ts';
 
 // Clients leave members out that are null on the wire, and the other way round.
 const text = z.string().nullish();

@@ -1,11 +1,12 @@
 import { equals } from '@bufbuild/protobuf';
 import { durationFromMs } from '@bufbuild/protobuf/wkt';
 import { type Instance, InstanceSchema, InstanceState } from '../../../gen/baton/v1/instance_pb.ts';
+import type { InstanceSpec } from '../../core/instance-spec.ts';
 import { errorFields, type Logger } from '../../obs/log.ts';
 import { overLimit } from '../call-arguments.ts';
 import type { Clock } from '../clock.ts';
 import type { DescribedEngine } from '../engine-details.ts';
-import { type HealthSettings, InstanceRecord, type InstanceSpec, type Taint } from '../instance-record.ts';
+import { type HealthSettings, InstanceRecord, type Taint } from '../instance-record.ts';
 import type { InstanceChange } from '../instance-watch.ts';
 import { stateWord } from '../instance-words.ts';
 import { WatchHub } from '../watch-hub.ts';

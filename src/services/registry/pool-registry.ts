@@ -29,13 +29,14 @@ import {
   type WatchInstancesResponse,
 } from '../../../gen/baton/v1/pool_registry_pb.ts';
 import { BatonError } from '../../core/errors.ts';
+import type { InstanceSpec } from '../../core/instance-spec.ts';
 import { type Probe, probeInstance } from '../../engine/probe.ts';
 import type { Logger } from '../../obs/log.ts';
 import { checkReasonWord, invalidField } from '../call-arguments.ts';
 import { type Clock, SYSTEM_CLOCK } from '../clock.ts';
 import type { DescribedEngine } from '../engine-details.ts';
 import { passesFilter } from '../instance-filter.ts';
-import { type HealthSettings, type InstanceSpec, isSameLife } from '../instance-record.ts';
+import { type HealthSettings, isSameLife } from '../instance-record.ts';
 import type { InstanceView } from '../instance-view.ts';
 import { toWatchResponses } from '../instance-watch.ts';
 import { clampPageSize, decodePageToken, encodePageToken } from '../page-token.ts';

@@ -1,8 +1,9 @@
 import { InstanceState } from '../../../gen/baton/v1/instance_pb.ts';
+import type { InstanceSpec } from '../../core/instance-spec.ts';
 import type { Probe, ProbeResult, ProbeTarget } from '../../engine/probe.ts';
 import { errorFields, type Logger } from '../../obs/log.ts';
 import type { Clock } from '../clock.ts';
-import { type HealthSettings, type InstanceRecord, type InstanceSpec, PROBE_JITTER } from '../instance-record.ts';
+import { type HealthSettings, type InstanceRecord, PROBE_JITTER } from '../instance-record.ts';
 
 /** What a {@link Prober} runs on. */
 export interface ProberOptions {

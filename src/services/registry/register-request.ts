@@ -2,9 +2,9 @@ import { type Duration, durationMs } from '@bufbuild/protobuf/wkt';
 import { type Instance, type LoadSample, Role } from '../../../gen/baton/v1/instance_pb.ts';
 import type { RegisterInstanceRequest } from '../../../gen/baton/v1/pool_registry_pb.ts';
 import { parseServerUrl } from '../../config/instance-url.ts';
+import type { InstanceSpec } from '../../core/instance-spec.ts';
 import { checkSize, invalidField } from '../call-arguments.ts';
 import type { DescribedEngine, SentLoad } from '../engine-details.ts';
-import type { InstanceSpec } from '../instance-record.ts';
 
 /** A registration that may be followed. */
 export interface Registration {

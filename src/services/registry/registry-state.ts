@@ -1,4 +1,4 @@
-import type { InstanceSpec } from '../instance-record.ts';
+import type { InstanceSpec } from '../../core/instance-spec.ts';
 
 /** An instance as it is kept over a restart: without headers and key, which the settings have. */
 export type SavedSpec = Omit<InstanceSpec, 'headers' | 'apiKey'>;

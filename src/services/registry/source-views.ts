@@ -1,5 +1,5 @@
+import type { InstanceSpec } from '../../core/instance-spec.ts';
 import type { Logger } from '../../obs/log.ts';
-import type { InstanceSpec } from '../instance-record.ts';
 import type { InstancePool, Member } from './instance-pool.ts';
 import type { RegistryState } from './registry-state.ts';
 

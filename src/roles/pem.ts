@@ -1,0 +1,51 @@
+import { createSecureContext } from 'node:tls';
+import { StartError } from './listen.ts';
+
+/** Texts of PEM files; what is absent is not used. */
+export interface PemTexts {
+  readonly cert?: string | undefined;
+  readonly key?: string | undefined;
+  readonly ca?: string | undefined;
+}
+
+const CERTIFICATE = /-----BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----/;
+const KEY = /-----BEGIN (?:[A-Z]+ )?PRIVATE KEY-----/;
+
+/**
+ * Refuses what cannot be used for TLS.
+ *
+ * @throws StartError with what is wrong of the files, in words
+ */
+export function checkPem({ cert, key, ca }: PemTexts): void {
+  if (cert !== undefined && key !== undefined && !CERTIFICATE.test(cert) && KEY.test(cert) && CERTIFICATE.test(key)) {
+    throw new StartError(
+      'the certificate and the key are swapped: the file of cert holds a key, that of key a certificate',
+    );
+  }
+  if (cert !== undefined && !CERTIFICATE.test(cert))
+    throw new StartError('the file of cert holds no certificate (PEM)');
+  if (key !== undefined && !KEY.test(key)) throw new StartError('the file of key holds no private key (PEM)');
+  if (ca !== undefined && !CERTIFICATE.test(ca))
+    throw new StartError('the file of authorities holds no certificate (PEM)');
+  try {
+    createSecureContext({
+      ...(cert === undefined ? {} : { cert }),
+      ...(key === undefined ? {} : { key }),
+      ...(ca === undefined ? {} : { ca }),
+    });
+  } catch (error) {
+    throw new StartError(whyRefused(error), { cause: error });
+  }
+}
+
+/** By the codes of Node and OpenSSL. */
+const REASONS: Readonly<Record<string, string>> = {
+  ERR_OSSL_X509_KEY_VALUES_MISMATCH: 'the key is not that of the certificate',
+  ERR_MISSING_PASSPHRASE: 'the key is encrypted; give one without a passphrase',
+  ERR_OSSL_BAD_DECRYPT: 'the key is encrypted; give one without a passphrase',
+};
+
+function whyRefused(error: unknown): string {
+  const code = error instanceof Error && 'code' in error ? String(error.code) : String(error);
+  return REASONS[code] ?? `the certificate or the key is damaged (${code})`;
+}
