@@ -19,7 +19,7 @@ const ANY_PORTS = [
 ];
 
 // Each test waits for one or two processes, which takes long on a busy machine.
-const LONG = { timeout: 20_000 };
+const LONG = { timeout: 60_000 };
 
 /** Starts `baton` as its users do, without the variables of this test run. */
 function start(atEnd: (end: () => void) => void, ...args: string[]) {

@@ -1,8 +1,10 @@
 import { describe, expect, test } from 'vitest';
 import { type Loaded, loadConfig } from '../../src/config/load-config.ts';
 import { planReload } from '../../src/config/reload.ts';
+import { describeKeys } from '../../src/config/schema.ts';
 import { derive, follow, Settings } from '../../src/config/settings.ts';
 import { configOf } from '../support/harness.ts';
+import { OTHER } from '../support/live-keys.ts';
 
 const KNOWN = { policies: ['round_robin', 'least_loaded'], connectors: ['nixl', 'lmcache'], stores: ['memory'] };
 
@@ -71,6 +73,11 @@ describe('a reload', () => {
       /^decoders d:1 and d:2 would both take KV at d:8300.* \(as long as lmcache\.decoder_init_ports wait for a restart\)$/,
     );
   });
+});
+
+test('the proof of live keys has another value for each of them (test/support/live-keys.ts)', () => {
+  const live = describeKeys().flatMap((key) => (key.live ? [key.path] : []));
+  expect(Object.keys(OTHER).toSorted()).toEqual(live.toSorted());
 });
 
 test('settings are read when they are used, and what is made of them is made anew when they have changed', () => {
