@@ -61,7 +61,8 @@ class Router:
     def run(self, body, session):
         """The reply of D, what the turn was worth, and the prompt's ids where the turn can be stored."""
         if not session or set(body) - PROVEN:
-            return self.decode_leg(body, self.prefill_leg(body, None, None), False), "unnamed", None
+            why = "UNSUPPORTED" if session else "UNNAMED"
+            return self.decode_leg(body, self.prefill_leg(body, None, None), False), why, None
         ids = self.tokenize(body)
         found = self.store.take(body["model"], session, ids)
         outcome, params = found, None

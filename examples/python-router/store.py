@@ -87,7 +87,7 @@ class Store:
         try:
             answer = self._stub.TakeEntry(request, timeout=BUDGET_S, metadata=self._metadata)
         except grpc.RpcError as error:
-            return f"store {error.code().name}"
+            return f"STORE_{error.code().name}"
         if answer.WhichOneof("result") == "miss":
             return pb.MissReason.Name(answer.miss.reason).removeprefix("MISS_REASON_")
         return Claim(self._stub, self._metadata, answer.taken)

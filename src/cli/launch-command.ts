@@ -47,7 +47,7 @@ export async function launch(
   if (resolved.kind === 'error') return refuse(host, resolved.problems);
   const { settings } = resolved;
   const needsGpus = !settings.sim && settings.device === 'cuda';
-  const gpus = needsGpus ? await findGpus(host.env, system) : [];
+  const gpus = needsGpus ? await findGpus(host.env, system, settings) : [];
   // A dry run shows the GPUs that would be used also where there are none.
   const shown = settings.dryRun && gpus.length === 0 ? Array.from({ length: 1024 }, (_, i) => String(i)) : gpus;
   const plan = planLaunch(settings, { self: host.self, env: host.env, gpus: shown });

@@ -309,7 +309,7 @@ export const fileSchema = z.strictObject({
         'From the start of the decode to the end of a reply that is not streamed.',
       ),
       idle: field(parseDuration, '300s', 'Between two events of a stream.'),
-      client_stall: field(parseDuration, '60s', 'A client that takes no byte.'),
+      client_stall: field(parseDuration, '60s', 'A client that takes no byte, or sends no more of its body.'),
       router: field(parseDuration, '10s', 'Waiting for a router in another process that is away.'),
       queue: field(parseDuration, '30s', 'Waiting for an instance to become routable.'),
       drain: field(parseDuration, '180s', 'Running requests at shutdown.'),

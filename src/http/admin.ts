@@ -1,5 +1,10 @@
-import Fastify, { type FastifyInstance } from 'fastify';
+import type { Socket } from 'node:net';
+import Fastify, { type FastifyError, type FastifyInstance } from 'fastify';
+import { BatonError } from '../core/errors.ts';
 import type { Metrics } from '../obs/metrics.ts';
+import { BrokenRequests } from './broken-request.ts';
+import { toRequestError } from './errors.ts';
+import { refuseEarly } from './generate.ts';
 import { addReloadRoute, type ReloadOptions } from './reload.ts';
 import { closeUnusedConnections } from './unused-connections.ts';
 import { addWorkersRoutes, type WorkersOptions } from './workers.ts';
@@ -9,14 +14,34 @@ export function addMetricsRoute(app: FastifyInstance, metrics: Metrics): void {
   app.get('/metrics', async (_request, reply) => reply.type(metrics.contentType).send(await metrics.render()));
 }
 
+/** For the head and the body of a request together; what is sent here is small. */
+const REQUEST_TIMEOUT_MS = 30_000;
+/** Fastify's own. */
+const BODY_LIMIT = 1_048_576;
+
+const NO_SUCH_PATH = new BatonError({ reason: 'ROUTE_NOT_FOUND', message: 'No such path.' });
+
 /** Builds the operators' listener; it does not listen yet. Without `workers` it knows no pools. */
 export function buildAdmin(
   metrics: Metrics,
   reload: ReloadOptions,
   workers: WorkersOptions | undefined,
 ): FastifyInstance {
-  const app = Fastify({ logger: false, forceCloseConnections: 'idle' });
+  const broken = new BrokenRequests();
+  const app = Fastify({
+    logger: false,
+    forceCloseConnections: 'idle',
+    requestTimeout: REQUEST_TIMEOUT_MS,
+    clientErrorHandler: (error, socket) => broken.answer(error, socket as Socket),
+    frameworkErrors: (_error, _request, reply) => void refuseEarly(NO_SUCH_PATH, reply),
+  });
+  broken.watch(app.server);
   closeUnusedConnections(app);
+  app.removeAllContentTypeParsers();
+  app.addContentTypeParser('*', { parseAs: 'string' }, (_request, body, done) => done(null, body));
+  // One form for whatever is refused here.
+  app.setNotFoundHandler((_request, reply) => refuseEarly(NO_SUCH_PATH, reply));
+  app.setErrorHandler((error: FastifyError, _request, reply) => refuseEarly(toRequestError(error, BODY_LIMIT), reply));
   addMetricsRoute(app, metrics);
   addReloadRoute(app, reload);
   if (workers !== undefined) addWorkersRoutes(app, workers);

@@ -12,6 +12,7 @@ import type { Authenticate } from './authenticate.ts';
 import { BrokenRequests } from './broken-request.ts';
 import { toRequestError } from './errors.ts';
 import { GENERATE_ROUTES, type GenerateDeps, refuseEarly, serveGenerate } from './generate.ts';
+import { watchBodies } from './stalled-bodies.ts';
 import { closeUnusedConnections } from './unused-connections.ts';
 
 declare module 'fastify' {
@@ -49,10 +50,13 @@ export interface FacadeDeps extends Pick<GenerateDeps, 'metrics' | 'log'> {
   readonly exposeMetrics: boolean;
 }
 
-/** Node's own limit for the head of a request; the body may take as long as it needs. */
+/** Node's own limit for the head of a request; the body may take as long as it needs while it comes. */
 const HEADERS_TIMEOUT_MS = 60_000;
 /** Longer than common load balancers keep theirs, so that it is never this side that closes first. */
 const KEEP_ALIVE_MS = 75_000;
+
+/** As Node's own limit for a request has it. */
+const STALLED = Object.assign(new Error('the body stopped coming'), { code: 'ERR_HTTP_REQUEST_TIMEOUT' });
 
 /** Builds the OpenAI-compatible front door; it does not listen yet. */
 export function buildFacade(deps: FacadeDeps): FastifyInstance {
@@ -75,6 +79,11 @@ export function buildFacade(deps: FacadeDeps): FastifyInstance {
   broken.watch(app.server);
   app.server.headersTimeout = HEADERS_TIMEOUT_MS;
   closeUnusedConnections(app);
+  watchBodies(
+    app,
+    () => deps.generate().clientStallMs,
+    ({ socket }) => broken.answer(STALLED, socket),
+  );
   app.removeAllContentTypeParsers();
   app.addContentTypeParser('*', { parseAs: 'buffer' }, (_request, body, done) => done(null, body));
   app.addHook('onRequest', async (request, reply) => {

@@ -15,21 +15,48 @@ export interface CheckHost {
 export async function findGpus(
   env: Readonly<Record<string, string | undefined>>,
   host: CheckHost,
+  settings: Pick<LaunchSettings, 'instances'>,
 ): Promise<readonly string[]> {
   const visible = env['CUDA_VISIBLE_DEVICES'];
   if (visible !== undefined) return linesOf(visible, ',');
-  const listed = await host.run(['nvidia-smi', '--query-gpu=index', '--format=csv,noheader']);
+  // In the words of those that are named: a GPU must not be dealt out again under its other name.
+  const words = namedGpus(settings).some((gpu) => wayOf(gpu) === 'UUID') ? 'uuid' : 'index';
+  const listed = await host.run(['nvidia-smi', `--query-gpu=${words}`, '--format=csv,noheader']);
   return listed?.code === 0 ? linesOf(listed.stdout, '\n') : [];
 }
 
-/** Says that the engines need more GPUs than there are; empty when there are enough or none is needed. */
+const namedGpus = ({ instances }: Pick<LaunchSettings, 'instances'>): readonly string[] =>
+  instances.flatMap(({ gpus }) => gpus ?? []);
+
+const wayOf = (gpu: string): 'number' | 'UUID' => (/^\d+$/.test(gpu) ? 'number' : 'UUID');
+
+/** Says that one GPU may be meant by two names; empty when each has one. */
+function findMixedGpus(settings: LaunchSettings, gpus: readonly string[]): readonly string[] {
+  const named = namedGpus(settings);
+  const isDealt = settings.instances.some((instance) => instance.gpus === undefined);
+  const used = isDealt ? [...named, ...gpus] : named;
+  if (new Set(used.map(wayOf)).size > 1) {
+    return [
+      'one way to name GPUs: some are given as numbers and some as UUIDs (gpus, CUDA_VISIBLE_DEVICES), so two engines could get the same one',
+    ];
+  }
+  // CUDA takes the beginning of a UUID for the whole.
+  const short = used.find(
+    (gpu) => wayOf(gpu) === 'UUID' && used.some((other) => other !== gpu && other.startsWith(gpu)),
+  );
+  return short === undefined ? [] : [`whole UUIDs of GPUs: ${short} is the beginning of another one that is named`];
+}
+
+/** Says that the engines need other or more GPUs than there are; empty when there are enough or none is needed. */
 export function findMissingGpus(
   settings: LaunchSettings,
   gpus: readonly string[],
   env: Readonly<Record<string, string | undefined>>,
 ): readonly string[] {
   const needed = countGpus(settings);
-  if (settings.sim || settings.device !== 'cuda' || gpus.length >= needed) return [];
+  if (settings.sim || settings.device !== 'cuda') return [];
+  const mixed = findMixedGpus(settings, gpus);
+  if (mixed.length > 0 || gpus.length >= needed) return mixed;
   const seen = env['CUDA_VISIBLE_DEVICES'] === undefined ? '' : ' (CUDA_VISIBLE_DEVICES)';
   return [
     `${needed} GPUs, found ${gpus.length}${seen}; start fewer engines (--prefill, --decode), or use --device cpu or --sim`,

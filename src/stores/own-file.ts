@@ -25,7 +25,7 @@ export async function lockFile(file: string, owner: FileOwner): Promise<AsyncDis
       if (code !== 'EEXIST') throw new Error(`${lock} cannot be written (${code})`);
     }
     const [holder = '', ...life] = (await readFile(lock, 'utf8').catch(() => '')).split(' ');
-    if (tries > 0 || (isRunning(Number(holder)) && (await lifeOf(Number(holder))) === life.join(' '))) {
+    if (tries > 0 || (isRunning(Number(holder)) && (await holdsOn(Number(holder), life.join(' '))))) {
       throw new Error(
         `${file} is used by another process (${holder}); give each ${owner} a file of its own, or remove ${lock} if none runs`,
       );
@@ -85,13 +85,28 @@ export async function syncFolder(file: string): Promise<void> {
   }
 }
 
+/** Whether the process with an id is the one of that life, and uses files: one that has ended and waits for its parent does not. */
+async function holdsOn(pid: number, life: string): Promise<boolean> {
+  const [state = ''] = await statOf(pid);
+  return state !== 'Z' && state !== 'X' && (await lifeOf(pid)) === life;
+}
+
 /** Tells two processes with one id apart, as the first process of each container is; empty where the system does not say. */
 async function lifeOf(pid: number): Promise<string> {
-  const read = (path: string) => readFile(path, 'utf8').catch(() => '');
-  const [boot, stat] = await Promise.all([read('/proc/sys/kernel/random/boot_id'), read(`/proc/${pid}/stat`)]);
-  // Field 22, counted behind the name, which may hold spaces: the time of the start.
-  const start = stat.slice(stat.lastIndexOf(')') + 2).split(' ')[19] ?? '';
+  const [boot, stat] = await Promise.all([readSystem('/proc/sys/kernel/random/boot_id'), statOf(pid)]);
+  // Field 22 is the time of the start.
+  const start = stat[19] ?? '';
   return start === '' ? '' : `${boot.trim()} ${start}`;
+}
+
+/** The fields of a process from the third on, its state; they are counted behind the name, which may hold spaces. */
+async function statOf(pid: number): Promise<readonly string[]> {
+  const stat = await readSystem(`/proc/${pid}/stat`);
+  return stat === '' ? [] : stat.slice(stat.lastIndexOf(')') + 2).split(' ');
+}
+
+function readSystem(path: string): Promise<string> {
+  return readFile(path, 'utf8').catch(() => '');
 }
 
 function isRunning(pid: number): boolean {

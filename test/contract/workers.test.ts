@@ -165,3 +165,18 @@ describe('/workers', () => {
     expect((await ask('POST', '/-/reload')).body).toEqual({ applied: ['queue.max'], needs_restart: [] });
   });
 });
+
+it('whatever is refused there has one form', async () => {
+  const { ask } = setUpAdmin(['d:1']);
+  for (const [method, url, body, status, code] of [
+    ['GET', '/nowhere', undefined, 404, 'route_not_found'],
+    ['POST', '/nowhere', '<xml/>', 404, 'route_not_found'],
+    ['GET', '/workers/%zz', undefined, 404, 'route_not_found'],
+    ['GET', '/workers/nobody', undefined, 404, 'instance_not_found'],
+    ['POST', '/workers', '{', 400, 'body_invalid_json'],
+  ] as const) {
+    const reply = await ask(method, url, body, { headers: { 'content-type': 'text/xml' } });
+    expect([reply.status, reply.body.error?.code], url).toEqual([status, code]);
+    expect(Object.keys(reply.body)).toEqual(['error']);
+  }
+});

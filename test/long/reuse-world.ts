@@ -109,6 +109,9 @@ export class World implements AsyncDisposable {
   readonly remote: RemoteServices;
   readonly harm = new Harm();
   readonly outages: Outage[] = [];
+  /** Lines of the log that were looked at for breakers, and the pairs whose breaker is open. */
+  #logRead = 0;
+  readonly #openPairs = new Set<string>();
   readonly #lines = new Map<string, Readonly<Record<string, unknown>>>();
   #read = 0;
 
@@ -159,7 +162,7 @@ export class World implements AsyncDisposable {
 
   /** Whether some prefill engine has not yet shown that it can read, or lately failed to: then there may be no reader. */
   async isOnTrial(): Promise<boolean> {
-    if (this.options.faults > 0 && (await this.#hasOpenPair())) return true;
+    if (this.options.faults > 0 && this.#hasOpenPair()) return true;
     if (this.options.bidirectional === 'on') return false;
     const { instances } = await this.remote.poolRegistry.listInstances({});
     const readers = new Set(this.harness.prefill.map(({ url }) => url));
@@ -167,9 +170,16 @@ export class World implements AsyncDisposable {
   }
 
   /** A prefill engine that failed to read from a decode engine lately is not asked to; then there may be no reader. */
-  async #hasOpenPair(): Promise<boolean> {
-    const text = await (await fetch(`${this.harness.adminUrl}/metrics`)).text();
-    return /^baton_breaker_open\{[^}]*scope="pair"[^}]*\} 1$/m.test(text);
+  #hasOpenPair(): boolean {
+    // The log tells each breaker that opens or closes, at once; only what is new is read.
+    for (; this.#logRead < this.harness.log.length; this.#logRead += 1) {
+      const { msg, scope, prefillId, decodeId } = this.harness.log[this.#logRead] ?? {};
+      if (scope !== 'pair') continue;
+      const pair = `${String(prefillId)} ${String(decodeId)}`;
+      if (msg === 'a breaker has closed') this.#openPairs.delete(pair);
+      else this.#openPairs.add(pair);
+    }
+    return this.#openPairs.size > 0;
   }
 
   outagesDuring(from: number, until: number): readonly Outage[] {

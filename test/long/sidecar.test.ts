@@ -59,7 +59,7 @@ test('the sidecar registers its engine, again with a registry that forgot it, an
   await waitUntil(() => first.told().includes('no registry:'));
   baton = await startBatonProcess([...args, '--rpc-port', baton.rpc.split(':')[1] ?? '']);
   await waitUntil(async () => (await state()) === 'ready probe_ok');
-  expect(first.told()).toContain('INSTANCE_NOT_FOUND');
+  expect(first.told()).toContain('refused: not_found: ');
   expect(first.told().match(/^registered \S+, generation 1$/gm)).toHaveLength(2);
   expect(await first.end('SIGTERM')).toBe(0);
   expect(await state()).toBe('gone shutdown');
@@ -69,4 +69,30 @@ test('the sidecar registers its engine, again with a registry that forgot it, an
   expect(second.told()).toContain('generation 2');
   await second.end('SIGKILL');
   await waitUntil(async () => (await state()) === 'gone lease_expired');
+}, 60_000);
+
+test('the sidecar says what is wrong with its words and ends', async (context) => {
+  if (!(await hasTool('python3', ['--version']))) skipWithout(context, 'python3');
+  const run = async (args: readonly string[], env: Readonly<Record<string, string>> = {}) => {
+    const child = spawn('examples/sidecar/register.py', args, {
+      env: { ...process.env, LEASE_SECONDS: '3', ...env },
+      stdio: ['ignore', 'ignore', 'pipe'],
+    });
+    let told = '';
+    child.stderr.on('data', (chunk) => (told += String(chunk)));
+    await once(child, 'close');
+    return { code: child.exitCode, told };
+  };
+  const usage = { code: 1, told: 'usage: register.py ENGINE_URL prefill|decode|both\n' };
+  expect(await run([])).toEqual(usage);
+  expect(await run(['http://127.0.0.1:9', 'nothing'])).toEqual(usage);
+  const baton = await startBatonProcess(['--roles', 'registry', '--decode', 'http://127.0.0.1:9']);
+  stack.defer(async () => void (await baton.end('SIGKILL')));
+  const registry = { BATON_REGISTRY_URL: `http://${baton.rpc}` };
+  const wrong = await run(['127.0.0.1:9', 'decode'], registry);
+  expect(wrong.code).toBe(1);
+  expect(wrong.told).toMatch(/^http:\S+ does not take 127\.0\.0\.1:9: instance\.url .*\n$/);
+  expect((await run(['http://127.0.0.1:8', 'decode'], { ...registry, CONNECTOR: 'carrier-pigeon' })).told).toMatch(
+    /does not take .*: instance\.connector /,
+  );
 }, 60_000);

@@ -1,5 +1,6 @@
 import { describe, expect, test } from 'vitest';
 import { type CheckHost, findGpus, findMissing, findTakenPorts } from '../../src/launch/checks.ts';
+import { planLaunch } from '../../src/launch/plan.ts';
 import { planOf, settingsOf } from '../support/launch-parts.ts';
 
 interface Machine {
@@ -16,7 +17,10 @@ function machine({ gpus, modules, files = [], taken = [] }: Machine): CheckHost 
       if (program === 'nvidia-smi') {
         return gpus === undefined
           ? undefined
-          : { code: 0, stdout: Array.from({ length: gpus }, (_, i) => `${i}\n`).join('') };
+          : {
+              code: 0,
+              stdout: Array.from({ length: gpus }, (_, i) => `${args[0]?.endsWith('uuid') ? UUIDS[i] : i}\n`).join(''),
+            };
       }
       if (modules === undefined) return undefined;
       const asked = args.slice(2);
@@ -27,9 +31,17 @@ function machine({ gpus, modules, files = [], taken = [] }: Machine): CheckHost 
   };
 }
 
-async function missing(flags: Record<string, string>, host: CheckHost, env: Record<string, string> = {}) {
-  return findMissing(settingsOf(flags), await findGpus(env, host), env, host);
+async function missing(
+  flags: Record<string, string>,
+  host: CheckHost,
+  env: Record<string, string> = {},
+  topology?: string,
+) {
+  const settings = settingsOf(flags, topology);
+  return findMissing(settings, await findGpus(env, host, settings), env, host);
 }
+
+const UUIDS = ['GPU-aaaa1111', 'GPU-bbbb2222', 'GPU-cccc3333', 'GPU-dddd4444'];
 
 const COMPLETE: Machine = { gpus: 4, modules: ['vllm', 'nixl', 'lmcache'] };
 
@@ -61,10 +73,33 @@ describe('what real engines need', () => {
 
   test('CUDA_VISIBLE_DEVICES says which GPUs there are', async () => {
     const host = machine({ ...COMPLETE, gpus: 8 });
-    expect(await findGpus({ CUDA_VISIBLE_DEVICES: '4, 6' }, host)).toEqual(['4', '6']);
+    expect(await findGpus({ CUDA_VISIBLE_DEVICES: '4, 6' }, host, settingsOf({}))).toEqual(['4', '6']);
     expect(await missing({}, host, { CUDA_VISIBLE_DEVICES: '4,6', HF_TOKEN: 'hf_x' })).toEqual([
       expect.stringMatching(/^4 GPUs, found 2 \(CUDA_VISIBLE_DEVICES\);/),
     ]);
+  });
+
+  test.each([
+    ['numbers and UUIDs', '0,1', 'gpus: [GPU-aaaa1111]', /^one way to name GPUs: /],
+    ['UUIDs and numbers', 'GPU-aaaa1111,GPU-bbbb2222', 'gpus: [0]', /^one way to name GPUs: /],
+    ['a UUID and its beginning', 'GPU-aaaa1111,GPU-bbbb2222', 'gpus: [GPU-aaaa]', /^whole UUIDs of GPUs: GPU-aaaa /],
+  ])('a GPU is not dealt out under two names: %s', async (_what, visible, gpus, sentence) => {
+    const topology = `instances:\n  - {role: prefill, ${gpus}}\n  - {role: decode}\n`;
+    const env = { CUDA_VISIBLE_DEVICES: visible, HF_TOKEN: 'hf_x' };
+    expect(await missing({}, machine(COMPLETE), env, topology)).toEqual([expect.stringMatching(sentence)]);
+  });
+
+  test('where some are named by UUID, the others are dealt out by UUID', async () => {
+    const topology = 'instances:\n  - {role: prefill, gpus: [GPU-bbbb2222]}\n  - {role: decode}\n';
+    const settings = settingsOf({}, topology);
+    const env = { HF_TOKEN: 'hf_x' };
+    const gpus = await findGpus(env, machine(COMPLETE), settings);
+    expect(gpus).toEqual(UUIDS);
+    expect(await missing({}, machine(COMPLETE), env, topology)).toEqual([]);
+    const { engines } = planLaunch(settings, { self: ['baton'], env, gpus });
+    expect(engines.map((engine) => engine.env['CUDA_VISIBLE_DEVICES'])).toEqual(['GPU-bbbb2222', 'GPU-aaaa1111']);
+    const own = 'instances:\n  - {role: prefill, gpus: [0]}\n  - {role: decode, gpus: [GPU-aaaa1111]}\n';
+    expect(await missing({}, machine(COMPLETE), env, own)).toEqual([expect.stringMatching(/^one way to name GPUs: /)]);
   });
 
   test('a Python that is not there is named', async () => {

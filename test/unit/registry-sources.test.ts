@@ -103,6 +103,19 @@ describe('a source', () => {
     expect(lines.map(({ msg }) => msg)).toEqual(['an instance of a source is left out: it is named twice']);
   });
 
+  it('says that an engine restarted only where a process did', async () => {
+    const { clock, registry, pool, lines, world } = setUpSources();
+    registry.applySource('file', [spec('a:1', 'decode')]);
+    await clock.pass(0);
+    registry.applySource('file', [spec('a:1', 'prefill')]);
+    await clock.pass(0);
+    expect(pool()).toEqual(['a:1 ready probe_ok 2']);
+    expect(lines).toEqual([]);
+    world.reply = async () => good({ processStartSeconds: 200 });
+    await clock.pass(10_000);
+    expect(lines.map(({ msg }) => msg)).toEqual(['instance restarted']);
+  });
+
   it('does not bring back what an operator removed, unless it stopped naming it; whoever registers it may', async () => {
     const { clock, registry, pool, view } = setUpSources(['s:1']);
     view('a:1', 'a:2');

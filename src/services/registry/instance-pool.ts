@@ -55,6 +55,7 @@ export class InstancePool implements AsyncDisposable {
   readonly #removals = new Map<string, () => void>();
   /** Of ids that are not listed any more, those that left last at the end. */
   readonly #generations = new Map<string, number>();
+  readonly #told = new WeakSet<InstanceRecord>();
   /** Of processes whose prefix cache cannot be trusted, by id. */
   readonly #taints = new Map<string, Taint>();
   readonly #listeners = new Set<() => void>();
@@ -199,7 +200,8 @@ export class InstancePool implements AsyncDisposable {
       removed: false,
     }));
     this.#instances.set(id, instance);
-    if (known !== undefined) this.#logChange(known, instance);
+    if (known !== undefined) this.#logChange(known, instance, this.#told.has(record));
+    this.#told.add(record);
     if (record.hasLeft && !this.#removals.has(id)) this.#bury(record);
     this.#tell();
     return instance;
@@ -288,7 +290,7 @@ export class InstancePool implements AsyncDisposable {
     }
   }
 
-  #logChange(before: Instance, after: Instance): void {
+  #logChange(before: Instance, after: Instance, isSame: boolean): void {
     const instance = after.id;
     const generation = after.incarnation?.generation;
     if (before.state !== after.state) {
@@ -296,7 +298,8 @@ export class InstancePool implements AsyncDisposable {
       this.#log.info(fields, 'instance changed state');
     }
     if (before.incarnation?.generation !== generation) {
-      this.#log.warn({ instance, generation }, 'instance restarted');
+      if (isSame) this.#log.warn({ instance, generation }, 'instance restarted');
+      else this.#log.info({ instance, generation }, 'instance was named anew');
     }
   }
 }
