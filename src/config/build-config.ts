@@ -71,6 +71,7 @@ export function buildConfig(input: BuildInput): Built {
       unsafe: file.reuse.unsafe,
       autolink: file.reuse.autolink,
       pinWatermark: file.reuse.pin_watermark,
+      decodeStream: file.reuse.decode_stream,
     },
     disagg: { minUncachedTokens: file.disagg.min_uncached_tokens },
     identity: readIdentity(input, sink),

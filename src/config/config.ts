@@ -93,6 +93,7 @@ export interface Config {
     readonly autolink: boolean;
     /** Pinned share of a decode instance's blocks above which idle handles are given back; 0: never. */
     readonly pinWatermark: number;
+    readonly decodeStream: 'as_client' | 'convert';
   };
   readonly disagg: { readonly minUncachedTokens: number };
   readonly identity: { readonly headers: readonly string[]; readonly clientBound: boolean };

@@ -271,6 +271,13 @@ export const fileSchema = z.strictObject({
     ),
     unsafe: field(parseBoolean, false, 'Allows `reuse.guard` to be `history` or `off`.'),
     autolink: live(field(parseBoolean, true, 'Finds a conversation by its history when the client names none.')),
+    decode_stream: live(
+      field(
+        choiceParser(['as_client', 'convert']),
+        'as_client',
+        'On engines that give handles in whole replies alone (vLLM before 0.33): stream as the client asked, without reuse for the next turn, or `convert` the whole reply to a stream once it is there.',
+      ),
+    ),
     pin_watermark: live(
       field(
         numberParser(0, 1),

@@ -75,6 +75,7 @@ function generateDeps(parts: FacadeParts): () => GenerateDeps {
     follow(() => settings.current.retry),
     now,
   );
+  const streamsOnly = new Set<string>();
   const unnamedTurns = createLogLimit(UNNAMED_TURNS_MS, now);
   const make = (config: Config): GenerateDeps => {
     const linkRules = linkRulesOf(config, firstToken !== undefined);
@@ -87,6 +88,7 @@ function generateDeps(parts: FacadeParts): () => GenerateDeps {
         connectors: CONNECTORS,
         ...(firstToken === undefined ? {} : { firstToken }),
         remoteHost: config.kv.remoteHost,
+        streamsOnly,
         engineHeaders,
         chainOf: (tokenIds, seed) => create(TokenChainSchema, buildChain(tokenIds, seed, sha256)),
         silences,

@@ -153,6 +153,7 @@ function buildReuse(
     {
       clientBound: config.identity.clientBound,
       hasHandles: firstTokenConnector(config) === undefined,
+      convertsStreams: () => settings.current.reuse.decodeStream === 'convert',
       observe: {
         handleFate: (fate) => metrics.decodeHandle(fate),
         alarm: (instance, what) => {

@@ -55,6 +55,8 @@ export interface DecodeLegOptions {
   readonly mute: MuteSpec;
   /** Turns the engine's reply into the client's, for connectors that change the API; by default they are the same. */
   readonly reshape?: ReplyReshaper;
+  /** Writes the engine's whole reply as the stream that the client asked for; undefined where it is none that is known. */
+  readonly toStream?: (body: Uint8Array) => Uint8Array | undefined;
   /** Keep the token ids of prompt and reply. */
   readonly captureTokens: boolean;
   /** Headers baton adds to the reply; they win over the engine's. */
@@ -257,8 +259,7 @@ class DecodeLeg {
     clearInterval(this.#health);
     this.#sink.start(this.#status, {
       ...replyHeaders(this.#headers),
-      'cache-control': 'no-cache',
-      'x-accel-buffering': 'no',
+      ...PASSED_ON,
       ...this.#options.headers,
     });
     this.#sink.write(concat(this.#kept, this.#keptBytes));
@@ -287,14 +288,16 @@ class DecodeLeg {
   }
 
   #endWhole(): void {
-    const { auth, mute, headers, now, reshape } = this.#options;
+    const { auth, mute, headers, now, reshape, toStream } = this.#options;
     const sent = concat(this.#kept, this.#keptBytes);
     const problem = classifyStatus(this.#status, this.#headers, sent, auth);
     if (problem !== undefined) return this.#settle(problem);
     const body = reshape?.whole(sent) ?? sent;
     const reply = readReply(body);
-    if (reply.kind === 'invalid') {
-      const refusal = ownRefusal('ENGINE_REPLY_INVALID', 'The engine answered with something that is no JSON object.');
+    const stream = toStream?.(body);
+    if (reply.kind === 'invalid' || (toStream !== undefined && stream === undefined && reply.error === undefined)) {
+      const what = reply.kind === 'invalid' ? 'no JSON object' : 'no reply';
+      const refusal = ownRefusal('ENGINE_REPLY_INVALID', `The engine answered with something that is ${what}.`);
       // A JSON object that was cut may hold tokens; a page of some proxy does not.
       const cause = body.find((byte) => byte > 0x20) === 0x7b ? 'started' : 'status';
       return this.#settle({ kind: 'failed', cause, refusal });
@@ -304,14 +307,15 @@ class DecodeLeg {
     this.#usage = reply.usage;
     this.#kvTransferParams = reply.kvTransferParams;
     if (this.#options.captureTokens) this.#capture(reply);
-    const muted = muteReply(body, mute);
+    const shown = stream ?? muteReply(body, mute);
     this.#contentAt = now();
     this.#sink.start(this.#status, {
       ...replyHeaders(this.#headers),
+      ...(stream === undefined ? {} : STREAM_HEADERS),
       ...headers,
-      'content-length': String(muted.byteLength),
+      ...(stream === undefined ? { 'content-length': String(shown.byteLength) } : {}),
     });
-    this.#sink.write(muted);
+    this.#sink.write(shown);
     this.#sink.end();
     this.#settle({ kind: 'relayed', facts: this.#facts() });
   }
@@ -389,6 +393,11 @@ class DecodeLeg {
     this.#sink.signal.removeEventListener('abort', this.#leave);
   }
 }
+
+/** No proxy may keep a stream back. */
+const PASSED_ON = { 'cache-control': 'no-cache', 'x-accel-buffering': 'no' } as const;
+/** Those of a stream that the engine did not send as one. */
+const STREAM_HEADERS = { 'content-type': 'text/event-stream; charset=utf-8', ...PASSED_ON } as const;
 
 const LOST: OpenAiError = ownRefusal(
   'ENGINE_CONNECTION_LOST',

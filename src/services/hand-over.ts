@@ -20,6 +20,7 @@ import type { TurnLink } from '../core/link.ts';
 import type { PrefixMark } from '../core/policy.ts';
 import type { RemoteHostRule } from '../core/remote-host.ts';
 import type { MuteSpec } from '../core/reply.ts';
+import { streamOf, wantsUsage } from '../core/whole-stream.ts';
 import type { EngineClient, LegRequest } from '../engine/client.ts';
 import type { ClientSink } from './client-sink.ts';
 import { type DecodeResult, type ReplyFacts, runDecodeLeg } from './decode-leg.ts';
@@ -88,6 +89,8 @@ export interface HandOverDeps {
   /** What a connector that hands the first token over needs besides; undefined where none is used. */
   readonly firstToken?: FirstTokenDeps;
   readonly remoteHost: RemoteHostRule;
+  /** Models whose replies have parts that only an engine's own stream shows as they come; added to as they are seen. */
+  readonly streamsOnly: Set<string>;
   /** Headers with the credential for an instance, and whose it is. */
   readonly engineHeaders: (instanceId: string, authorization: string | undefined) => EngineHeaders;
   readonly silences: Pick<SilenceWatch, 'of' | 'silentForMs'>;
@@ -179,7 +182,7 @@ async function planRoute(deps: HandOverDeps, request: GenerateRequest, sink: Cli
   const { signal } = sink;
   const message = create(PlanRouteRequestSchema, {
     planKey: randomUUID(),
-    facts: routeFacts(request),
+    facts: routeFacts(request, deps.streamsOnly),
     maxWait: toDuration(limits.queueMs),
   });
   let promptTokenIds: readonly number[] = [];
@@ -384,7 +387,9 @@ class HandOver {
     const { facts } = this.#request;
     this.#decodeId = target.instanceId;
     const captureTokens = input !== undefined && this.#plan.captureTokens;
-    const { request, auth } = this.#book.makeRequest(target, this.#editsFor(input, captureTokens), fresh);
+    const isWhole = captureTokens && this.#plan.wholeDecode && facts.stream;
+    const edits = this.#editsFor(input, captureTokens);
+    const { request, auth } = this.#book.makeRequest(target, isWhole ? unstreamed(edits) : edits, fresh);
     // Connecting takes time, too.
     const usableUntil = input?.prefilled.usableUntil ?? Number.POSITIVE_INFINITY;
     const timely: LegRequest = { ...request, isTooLate: () => now() > usableUntil };
@@ -396,7 +401,8 @@ class HandOver {
       mute: captureTokens && !facts.returnTokenIds ? MUTE_TOKENS : MUTE,
       captureTokens,
       headers: this.#replyHeaders(),
-      streamed: facts.stream,
+      streamed: facts.stream && !isWhole,
+      ...(isWhole ? { toStream: (reply: Uint8Array) => this.#toStream(reply) } : {}),
       severalChoices: facts.localReasons.some((reason) => SEVERAL_CHOICES.has(reason)),
       firstContentMs: limits.firstContentMs,
       wholeReplyMs: limits.wholeReplyMs,
@@ -417,6 +423,13 @@ class HandOver {
     const { handle, prefilled } = input;
     const { promptTokenIds } = prefilled;
     return this.#connector.decode({ api: this.#request.api, handle, promptTokenIds, captureTokens });
+  }
+
+  #toStream(reply: Uint8Array): Uint8Array | undefined {
+    const { api, body, facts, scan } = this.#request;
+    const stream = streamOf(api, reply, wantsUsage(body, scan));
+    if (stream?.hasMore === true) this.#deps.streamsOnly.add(facts.model);
+    return stream?.events;
   }
 
   #replyHeaders(): Record<string, string> {
@@ -443,6 +456,11 @@ class HandOver {
       legs,
     };
   }
+}
+
+/** The same leg without streaming. */
+function unstreamed({ set, drop }: Edits): Edits {
+  return { set: new Map([...set, ['stream', 'false']]), drop: new Set([...drop, 'stream_options']) };
 }
 
 function targets(first: Target | undefined, fallbacks: readonly Target[]): readonly Target[] {

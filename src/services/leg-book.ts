@@ -190,7 +190,7 @@ export class LegBook {
     });
     this.#deps.reports.send(message, () => ({
       plan: this.plan,
-      facts: routeFacts(this.#request),
+      facts: routeFacts(this.#request, this.#deps.streamsOnly),
       legs: this.legs,
     }));
   }

@@ -12,9 +12,10 @@ import {
 } from '../../gen/baton/v1/router_pb.ts';
 import type { PromptTokens } from '../../gen/baton/v1/tokens_pb.ts';
 import type { Decision } from '../core/plan.ts';
+import { CONVERTIBLE_VERSIONS } from '../core/whole-stream.ts';
 import type { BidirectionalTrials, HungVerdict } from './bidirectional-trials.ts';
 import type { ConversationMemory } from './conversation-memory.ts';
-import type { HandleHabits } from './handle-habits.ts';
+import { type HandleHabits, streamsHandles } from './handle-habits.ts';
 import { isSameLife } from './instance-record.ts';
 import type { InstanceView } from './instance-view.ts';
 import type { ReusePlanner, ReuseStep } from './reuse-planner.ts';
@@ -36,6 +37,8 @@ export interface ReuseOptions {
   readonly clientBound: boolean;
   /** Decode instances give handles; else an instance that served a conversation before is not preferred. */
   readonly hasHandles: boolean;
+  /** Streamed turns run as whole ones on engines that give handles in whole replies alone. */
+  readonly convertsStreams: () => boolean;
   readonly observe: ReuseObserver;
 }
 
@@ -84,6 +87,8 @@ export interface PreparedReuse {
   /** Root of the adapter that the model is; empty for a base model. */
   readonly adapter: string;
   readonly captureTokens: boolean;
+  /** The decode leg runs without streaming, for the handle that only whole replies carry. */
+  readonly wholeDecode: boolean;
   readonly noteLegs: (legs: readonly LegReport[], guardBreach: boolean) => void;
   readonly finish: (result: TurnResult) => Promise<void>;
   /** The plan is not given to anybody. */
@@ -139,7 +144,7 @@ export class Reuse {
     const { mode, reason, prefillHandle: handle, reuseOutcome: outcome } = plan;
     const decision = { kind: 'plan', mode, reason, prefill: [], decode, verdicts: [] } as const;
     const hit: Hit | undefined = handle && { kind: 'hit', outcome, handle, prefill: [], ownerId: '', admission: 'go' };
-    return this.#prepared(facts, decision, outcome, hit);
+    return this.#prepared(facts, decision, outcome, hit, plan.wholeDecode);
   }
 
   /** Only its own prefill instance reads for a bound conversation: one that may not read is no reason to leave it. */
@@ -159,10 +164,26 @@ export class Reuse {
     return this.#prepared(facts, decision, local ? ReuseOutcome.DECODE_LOCAL : ReuseOutcome.UNSPECIFIED, undefined);
   }
 
-  #prepared(facts: RequestFacts, decision: PlanDecision, outcome: ReuseOutcome, hit: Hit | undefined): PreparedReuse {
+  /** Whether a streamed reply is made from a whole one: worth it only where that brings a handle. */
+  #isConverted({ stream, convertible }: RequestFacts, decode: Instance | undefined): boolean {
+    const { convertsStreams, hasHandles } = this.#options;
+    if (decode === undefined || !stream || !convertible || !hasHandles || !convertsStreams()) return false;
+    return !streamsHandles(decode) && CONVERTIBLE_VERSIONS.test(decode.engine?.version ?? '');
+  }
+
+  #prepared(
+    facts: RequestFacts,
+    decision: PlanDecision,
+    outcome: ReuseOutcome,
+    hit: Hit | undefined,
+    planned?: boolean,
+  ): PreparedReuse {
     const claim = hit === undefined ? undefined : new WarmClaim(hit, this.#parts, this.#options.observe);
     const [decode] = decision.decode;
     const stored = decision.mode === PlanMode.PREFILL_DECODE && facts.conversationId !== '';
+    const wanted = stored && this.#isConverted(facts, decode);
+    const captureTokens = stored && decode !== undefined && this.#parts.habits.mayGive(decode, facts.stream && !wanted);
+    const wholeDecode = planned ?? (captureTokens && wanted);
     return {
       kind: 'prepared',
       decision,
@@ -170,7 +191,8 @@ export class Reuse {
       handle: hit?.handle,
       ownerId: hit?.ownerId ?? '',
       adapter: this.#parts.planner.adapterOf(facts),
-      captureTokens: stored && decode !== undefined && this.#parts.habits.mayGive(decode, facts.stream),
+      captureTokens,
+      wholeDecode,
       noteLegs: (legs, guardBreach) => {
         claim?.noteLegs(legs);
         const prefill = legs.findLast(({ leg }) => leg === Leg.PREFILL);
@@ -190,6 +212,7 @@ export class Reuse {
           ...result,
           decode: instance,
           handedOver,
+          streamed: facts.stream && !wholeDecode,
           afterHit: hit !== undefined,
         });
         this.#options.observe.handleFate(fate);

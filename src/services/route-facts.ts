@@ -1,10 +1,11 @@
 import { create } from '@bufbuild/protobuf';
 import { type RequestFacts, RequestFactsSchema } from '../../gen/baton/v1/router_pb.ts';
+import { isConvertible } from '../core/whole-stream.ts';
 import type { GenerateRequest } from './hand-over.ts';
 
-/** What the router may know of a request: no text. */
-export function routeFacts(request: GenerateRequest): RequestFacts {
-  const { requestId, tenant, api, facts, body, link } = request;
+/** What the router may know of a request: no text. `streamsOnly` are models whose replies are never converted. */
+export function routeFacts(request: GenerateRequest, streamsOnly: ReadonlySet<string>): RequestFacts {
+  const { requestId, tenant, api, facts, body, scan, link } = request;
   return create(RequestFactsSchema, {
     requestId,
     tenant,
@@ -14,6 +15,7 @@ export function routeFacts(request: GenerateRequest): RequestFacts {
     priority: facts.priority,
     conversationId: link.conversationId,
     derivedConversation: link.derived,
+    convertible: facts.stream && !streamsOnly.has(facts.model) && isConvertible(body, scan),
     stream: facts.stream,
     bodyBytes: body.byteLength,
     localReasons: [...facts.localReasons],

@@ -178,6 +178,7 @@ export class RouterService {
     if (step !== undefined) {
       plan.reuseOutcome = step.outcome;
       plan.captureTokens = step.captureTokens;
+      plan.wholeDecode = step.wholeDecode;
       plan.adapter = step.adapter;
       if (step.handle !== undefined) {
         plan.prefillHandle = step.handle;

@@ -23,6 +23,8 @@ export interface FinishedTurn {
   readonly report: ReportOutcomeRequest;
   /** The reply was whole and a hand-over. */
   readonly handedOver: boolean;
+  /** The decode engine streamed its reply. */
+  readonly streamed: boolean;
   /** The turn had itself been given a handle. */
   readonly afterHit: boolean;
 }
@@ -61,9 +63,9 @@ export class TurnRecorder {
   }
 
   async record(turn: FinishedTurn): Promise<HandleFate> {
-    const { facts, decode, report, prefillId, handedOver } = turn;
+    const { facts, decode, report, prefillId, handedOver, streamed } = turn;
     const { handle } = report;
-    if (handedOver) this.#habits.note(decode, facts.stream, handle !== undefined);
+    if (handedOver) this.#habits.note(decode, streamed, handle !== undefined);
     const remember = (noHandle: ReuseOutcome | undefined) => {
       if (facts.conversationId === '') return;
       this.#memory.set(this.#planner.memoryKey(facts, facts.conversationId), {
@@ -147,8 +149,8 @@ export class TurnRecorder {
     return decoderTtlMs - Math.min(TTL_MARGIN_MS, decoderTtlMs / 3) - pausedMs;
   }
 
-  #whyNoHandle({ facts, decode }: FinishedTurn): ReuseOutcome {
-    if (facts.stream && !streamsHandles(decode)) return ReuseOutcome.MISS_UNSUPPORTED_STREAM;
+  #whyNoHandle({ streamed, decode }: FinishedTurn): ReuseOutcome {
+    if (streamed && !streamsHandles(decode)) return ReuseOutcome.MISS_UNSUPPORTED_STREAM;
     return ReuseOutcome.MISS_NO_HANDLE;
   }
 }

@@ -93,6 +93,7 @@ async function start(): Promise<Handed> {
         engines,
         connectors: { nixl: connector },
         remoteHost: 'auto',
+        streamsOnly: new Set(),
         engineHeaders: (instanceId) => {
           onLeg?.(instanceId);
           return { headers: {}, auth: 'none' };

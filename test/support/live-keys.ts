@@ -61,6 +61,8 @@ export const OTHER: Values = {
   'kv.lease_margin': '9s',
   'disagg.min_uncached_tokens': 1,
   'reuse.autolink': false,
+  'reuse.pin_watermark': 0.5,
+  'reuse.decode_stream': 'convert',
   'identity.headers': ['x-other-id'],
   'timeouts.connect': '4s',
   'timeouts.store': '5s',

@@ -73,7 +73,7 @@ describe('defaults', () => {
       ],
       engineAuth: 'auto',
       kv: { remoteHost: 'auto', leaseMarginMs: 10_000 },
-      reuse: { guard: 'exact', unsafe: false, autolink: true, pinWatermark: 0.6 },
+      reuse: { guard: 'exact', unsafe: false, autolink: true, pinWatermark: 0.6, decodeStream: 'as_client' },
       disagg: { minUncachedTokens: 0 },
       identity: { headers: ['x-session-id', 'session-id'], clientBound: false },
       timeouts: {
@@ -174,7 +174,7 @@ describe('the file', () => {
       engineAuth: 'strip',
       openaiApiKey: 'sk-1',
       kv: { remoteHost: 'keep', leaseMarginMs: 5000 },
-      reuse: { guard: 'history', unsafe: true, autolink: false, pinWatermark: 0.25 },
+      reuse: { guard: 'history', unsafe: true, autolink: false, pinWatermark: 0.25, decodeStream: 'convert' },
       disagg: { minUncachedTokens: 32 },
       identity: { headers: ['x-conversation'], clientBound: true },
       timeouts: { connectMs: 1000, prefillWarmPerTokenMs: 2, idleMs: 0, storeMs: 20 },

@@ -88,6 +88,7 @@ function setUp(decoderTtlMs?: number) {
       decode,
       report: create(ReportOutcomeRequestSchema, report as never),
       handedOver: true,
+      streamed: false,
       afterHit,
     });
   return { record, memory, puts, deleted };
