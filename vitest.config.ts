@@ -3,8 +3,9 @@ import { defineConfig } from 'vitest/config';
 // One result file per npm script (test.json, test-ci.json, ...), so that .ci/run can add them up.
 const run = (process.env['npm_lifecycle_event'] ?? 'vitest').replaceAll(/[^a-z0-9]+/gi, '-');
 
-function project(name: string, include: string, testTimeout: number) {
-  return { extends: true as const, test: { name, include: [include], testTimeout, hookTimeout: testTimeout } };
+function project(name: string, include: string, testTimeout: number, ...globalSetup: readonly string[]) {
+  const test = { name, include: [include], testTimeout, hookTimeout: testTimeout, globalSetup: [...globalSetup] };
+  return { extends: true as const, test };
 }
 
 export default defineConfig({
@@ -23,6 +24,7 @@ export default defineConfig({
       project('contract', 'test/contract/**/*.test.ts', 15_000),
       project('e2e', 'test/e2e/**/*.test.ts', 30_000),
       project('conformance', 'test/conformance/**/*.test.ts', 60_000),
+      project('executable', 'test/{e2e,executable}/**/*.test.ts', 60_000, 'test/support/build-executable.ts'),
       project('long', 'test/long/**/*.test.ts', 300_000),
       project('soak', 'test/long/**/*.soak.ts', 3_600_000),
       project('real', 'test/real/**/*.test.ts', 900_000),

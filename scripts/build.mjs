@@ -1,7 +1,9 @@
-// Emits dist/ (JavaScript, declarations, source maps, and the other files of src/) and proves that it starts.
+// Emits dist/ and proves that it starts: JavaScript, declarations, source maps and the other files of src/ for the npm
+// package, the contracts, the manual page, and, without --package, the executable.
 import { spawnSync } from 'node:child_process';
-import { cpSync, readFileSync, rmSync } from 'node:fs';
+import { cpSync, rmSync, writeFileSync } from 'node:fs';
 import { extname, join } from 'node:path';
+import { readOrigin } from './origin.mjs';
 
 const root = join(import.meta.dirname, '..');
 
@@ -10,12 +12,12 @@ function run(command, args) {
   if (status !== 0) process.exit(status ?? 1);
 }
 
+const origin = readOrigin();
 rmSync(join(root, 'dist'), { recursive: true, force: true });
 run(join(root, 'node_modules', '.bin', 'tsc'), ['-p', 'tsconfig.build.json']);
 // Pages and other data that the sources read beside themselves.
 cpSync(join(root, 'src'), join(root, 'dist', 'src'), { recursive: true, filter: (path) => extname(path) !== '.ts' });
 // The contracts with all that they import, for clients in other languages: one folder to point buf or protoc at.
-const { version } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'));
 const contracts = [
   '-C',
   join(root, 'proto'),
@@ -26,5 +28,12 @@ const contracts = [
   'grpc',
   'LICENSE',
 ];
-run('tar', ['-czf', join('dist', `baton-proto-${version}.tgz`), ...contracts]);
+run('tar', ['-czf', join('dist', `baton-proto-${origin.version}.tgz`), ...contracts]);
+writeFileSync(join(root, 'dist', 'origin.json'), `${JSON.stringify(origin)}\n`);
+const { stdout: page } = spawnSync(process.execPath, [join('dist', 'src', 'bin.js'), 'man'], {
+  cwd: root,
+  encoding: 'utf8',
+});
+writeFileSync(join(root, 'dist', 'baton.1'), page);
 run(process.execPath, [join('dist', 'src', 'bin.js'), '--version']);
+if (!process.argv.includes('--package')) run(process.execPath, [join('scripts', 'executable.mjs')]);

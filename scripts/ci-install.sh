@@ -9,6 +9,9 @@ need() { command -v "$1" >/dev/null || missing+=("$2"); }
 
 need redis-server redis-server
 need curl curl
+need zsh zsh
+need fish fish
+need mandoc mandoc
 need python3 python3
 need go golang-go
 python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)

@@ -1,6 +1,7 @@
 import process from 'node:process';
 import type { StopSignal } from './cli/run.ts';
 import type { Config } from './config/config.ts';
+import { IS_EXECUTABLE, readPart } from './executable/parts.ts';
 import type { Logger } from './obs/log.ts';
 import type { ReloadSource } from './roles/reload.ts';
 import type { Running } from './roles.ts';
@@ -58,23 +59,30 @@ process.on('SIGHUP', () => hangUp());
 // A reader that has left (baton help | head) is no reason to crash.
 process.stdout.on('error', () => {});
 
-const [{ runCli }, { readVersion }] = await Promise.all([import('./cli/run.ts'), import('./config/version.ts')]);
+async function main(): Promise<number> {
+  const [{ runCli }, { readOrigin }] = await Promise.all([import('./cli/run.ts'), import('./config/version.ts')]);
+  return runCli({
+    argv: process.argv.slice(2),
+    env: process.env,
+    origin: readOrigin,
+    nodeVersion: process.version,
+    // Loaders and other options of Node go along.
+    self: IS_EXECUTABLE ? [process.execPath] : [process.execPath, ...process.execArgv, process.argv[1] ?? ''],
+    licenses: () => (IS_EXECUTABLE ? readPart('licenses').toString() : undefined),
+    terminal: process.stderr.isTTY === true,
+    readLine,
+    out: (text) => process.stdout.write(text),
+    err: (text) => process.stderr.write(text),
+    start,
+    signalGroup,
+    stopRequested: () => stopping,
+    onHangUp: (listener) => {
+      hangUp = listener;
+    },
+  });
+}
 
-process.exitCode = await runCli({
-  argv: process.argv.slice(2),
-  env: process.env,
-  version: readVersion(),
-  nodeVersion: process.version,
-  // Loaders and other options of Node go along.
-  self: [process.execPath, ...process.execArgv, process.argv[1] ?? ''],
-  terminal: process.stderr.isTTY === true,
-  readLine,
-  out: (text) => process.stdout.write(text),
-  err: (text) => process.stderr.write(text),
-  start,
-  signalGroup,
-  stopRequested: () => stopping,
-  onHangUp: (listener) => {
-    hangUp = listener;
-  },
+// No await outside a function: the executable is a CommonJS script.
+void main().then((code) => {
+  process.exitCode = code;
 });

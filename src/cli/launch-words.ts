@@ -19,7 +19,7 @@ export interface WordContext {
  * when the engines have loaded. Words for vLLM are vLLM's to judge.
  */
 export function findWordProblems(plan: LaunchPlan, context: WordContext): readonly Problem[] {
-  const parse = (command: readonly string[]) => parseCommand(command.slice(context.self.length), '');
+  const parse = (command: readonly string[]) => parseCommand(command.slice(context.self.length), () => '');
   const engines = (context.sim ? plan.engines : []).flatMap(({ name, command }): readonly Problem[] => {
     const parsed = parse(command);
     if (parsed.kind === 'sim') return [];

@@ -6,6 +6,7 @@ import { LAUNCH_FLAGS, type LaunchFlag, type LaunchFlagValues } from '../launch/
 import { readSimOptions, type SimFlag, simFlags } from '../sim/cli-options.ts';
 import type { SimOptions } from '../sim/options.ts';
 import { type TidyResult, tidyArguments } from './arguments.ts';
+import { addDescribeCommands, type DescribeForm } from './describe-parse.ts';
 import { addPoolCommand, type PoolRequest } from './pool-parse.ts';
 import { usageSentence } from './usage-sentence.ts';
 
@@ -24,6 +25,9 @@ export type ParsedCommand =
       readonly json: boolean;
     }
   | { readonly kind: 'hash-key' }
+  | { readonly kind: 'licenses' }
+  /** The commands themselves, written down for another program. */
+  | { readonly kind: 'describe'; readonly program: Command; readonly form: DescribeForm }
   | { readonly kind: 'pool'; readonly request: PoolRequest }
   /** Help or version, for standard output. */
   | { readonly kind: 'print'; readonly text: string }
@@ -57,8 +61,8 @@ Without flags: two prefill and two decode engines on the ports 7100, 7101, 7200 
 prefiller1.log ... decoder1.log ... proxy.log. docs/migrate.md has an example of a topology file.
 `;
 
-/** Parses the words after `baton`; `version` is what `--version` prints. */
-export function parseCommand(argv: readonly string[], version: string): ParsedCommand {
+/** Parses the words after `baton`; `version` gives what `--version` prints. */
+export function parseCommand(argv: readonly string[], version: () => string): ParsedCommand {
   // The words that launch passes on to engines may look like flags of serve.
   const tidy: TidyResult =
     argv[0] === 'launch' ? { kind: 'ok', args: argv } : tidyArguments(argv.length === 0 ? ['--help'] : argv);
@@ -77,7 +81,11 @@ export function parseCommand(argv: readonly string[], version: string): ParsedCo
       writeErr: () => {},
       getOutHelpWidth: () => 110,
     })
-    .version(version, '-V, --version', 'print the version of baton and of Node')
+    .option('-V, --version', 'print version and commit of baton, and the version of Node')
+    .on('option:version', () => {
+      printed = `${version()}\n`;
+      throw new CommanderError(0, 'commander.version', '');
+    })
     .helpOption('-h, --help', 'print this help')
     .helpCommand('help [command]', 'print help for a command')
     .configureHelp({ optionTerm })
@@ -116,6 +124,16 @@ export function parseCommand(argv: readonly string[], version: string): ParsedCo
     .action(() => {
       result = { kind: 'hash-key' };
     });
+  program
+    .command('licenses')
+    .summary('print the licences of what is inside')
+    .description('Prints the licences of all that is inside an executable of one file.')
+    .action(() => {
+      result = { kind: 'licenses' };
+    });
+  addDescribeCommands(program, (form) => {
+    result = { kind: 'describe', program, form };
+  });
   try {
     program.parse(tidy.args, { from: 'user' });
   } catch (error) {

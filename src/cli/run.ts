@@ -3,6 +3,7 @@ import type { RawFlags } from '../config/flag-layers.ts';
 import { configFile, loadConfigFile, readText } from '../config/load.ts';
 import { loadConfig } from '../config/load-config.ts';
 import { formatProblem, type Problem } from '../config/problem.ts';
+import type { Origin } from '../config/version.ts';
 import { KNOWN } from '../known.ts';
 import type { LaunchFlagValues } from '../launch/flags.ts';
 import { createLogger, errorFields, type Logger } from '../obs/log.ts';
@@ -22,10 +23,13 @@ export interface CliHost {
   /** The words after `baton`. */
   readonly argv: readonly string[];
   readonly env: Readonly<Record<string, string | undefined>>;
-  readonly version: string;
+  /** What this baton was made from; asked only where that is printed. */
+  origin(): Origin;
   readonly nodeVersion: string;
   /** The command that runs this baton; a subcommand is appended. */
   readonly self: readonly string[];
+  /** The licences of what the executable has inside; undefined where baton is no executable of one file. */
+  licenses(): string | undefined;
   /** True when standard error is a terminal. */
   readonly terminal: boolean;
   /** The first line of standard input with its line end, or all of it where there is none. */
@@ -44,7 +48,7 @@ export interface CliHost {
 
 /** Runs one command line to its end; resolves with the exit code: 0, 1 for a failed start, 2 for a mistake in the settings. */
 export async function runCli(host: CliHost): Promise<number> {
-  const command = parseCommand(host.argv, `baton ${host.version} (node ${host.nodeVersion})`);
+  const command = parseCommand(host.argv, () => versionLine(host));
   switch (command.kind) {
     case 'print':
       host.out(command.text);
@@ -58,6 +62,14 @@ export async function runCli(host: CliHost): Promise<number> {
       return runExplain(host, command);
     case 'hash-key':
       return hashKey(host);
+    case 'licenses':
+      return printLicenses(host);
+    case 'describe': {
+      // Loaded only here: help for other programs.
+      const { describe } = await import('./describe.ts');
+      host.out(describe(command.program, command.form, host.origin().version));
+      return OK;
+    }
     case 'pool': {
       // Loaded only here: the other commands make no calls.
       const { runPool } = await import('./pool-command.ts');
@@ -84,6 +96,21 @@ function checkConfig(host: CliHost, file: string): number {
   for (const warning of loaded.warnings) host.err(`warning: ${formatProblem(warning)}\n`);
   const count = (role: string): number => loaded.config.instances.filter((instance) => instance.role === role).length;
   host.out(`${file}: ok (${count('prefill')} prefill, ${count('decode')} decode, ${count('both')} both)\n`);
+  return OK;
+}
+
+function versionLine({ origin, nodeVersion }: CliHost): string {
+  const { version, commit } = origin();
+  return `baton ${version} (commit ${commit}, node ${nodeVersion})`;
+}
+
+function printLicenses(host: CliHost): number {
+  const licenses = host.licenses();
+  if (licenses === undefined) {
+    host.err('baton: this is no executable of one file: its packages lie in node_modules, each with its licence\n');
+    return FAILED;
+  }
+  host.out(licenses);
   return OK;
 }
 

@@ -1,4 +1,4 @@
-import type { z } from 'zod';
+import type * as z from 'zod';
 import type { Problem } from './problem.ts';
 import { describeKeys, knownKeys } from './schema.ts';
 import { suggest } from './suggest.ts';

@@ -1,4 +1,4 @@
-import type { z } from 'zod';
+import type * as z from 'zod';
 import { buildConfig } from './build-config.ts';
 import type { Built, Known } from './build-input.ts';
 import type { Config } from './config.ts';

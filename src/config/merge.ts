@@ -1,4 +1,4 @@
-import type { z } from 'zod';
+import type * as z from 'zod';
 import type { EngineChoice } from './engines.ts';
 import type { Layer } from './flag-layers.ts';
 import { FLAGS } from './flags.ts';

@@ -1,4 +1,4 @@
-import { z } from 'zod';
+import * as z from 'zod';
 import { ROLE_NAMES, type RoleName } from './config.ts';
 import { discoveryKeys } from './discovery.ts';
 import { type FieldDoc, field, live, optional, reader, section } from './fields.ts';

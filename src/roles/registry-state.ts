@@ -1,5 +1,5 @@
 import { readFile, rename } from 'node:fs/promises';
-import { z } from 'zod';
+import * as z from 'zod';
 import { errorFields, type Logger } from '../obs/log.ts';
 import type { PoolRegistryService } from '../services/registry/pool-registry.ts';
 import type { RegistryState } from '../services/registry/registry-state.ts';

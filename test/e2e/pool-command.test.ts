@@ -43,7 +43,7 @@ interface Ran {
 /** Runs `baton pool ...` as its command line says. */
 function begin(words: readonly string[], env: Readonly<Record<string, string>> = {}): Ran {
   const { promise, resolve } = Promise.withResolvers<void>();
-  const command = parseCommand(['pool', ...words], 'v');
+  const command = parseCommand(['pool', ...words], () => 'v');
   const ran: Ran = { code: undefined, out: '', err: '', stop: resolve, done: Promise.resolve() };
   if (command.kind !== 'pool') return { ...ran, code: 2, err: command.kind === 'usage' ? command.message : '' };
   const host = {

@@ -1,7 +1,7 @@
 import { mkdirSync, mkdtempSync, renameSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, expect, test } from 'vitest';
+import { afterEach, expect, test, vi } from 'vitest';
 import { loadConfigFile } from '../../src/config/load.ts';
 import { startSim } from '../../src/sim/start-sim.ts';
 import { checked, configOf, contentOf, loadInput, startQuietly } from '../support/harness.ts';
@@ -114,7 +114,7 @@ test('without a file a reload says that there is nothing to read', async () => {
   stack.defer(() => baton.stop());
   baton.reload('SIGHUP');
   const told = { level: 'warn', cause: 'SIGHUP', msg: expect.stringContaining('no file of settings') };
-  expect(log.at(-1)).toMatchObject(told);
+  await vi.waitFor(() => expect(log.at(-1)).toMatchObject(told));
   const reply = await fetch(`http://${baton.addresses.admin}/-/reload`, { method: 'POST' });
   expect([reply.status, await reply.json()]).toEqual([409, { problems: [log.at(-1)?.['msg']] }]);
 });

@@ -203,13 +203,10 @@ test('each role apart, over mTLS with tokens and over unix sockets: a second tur
     decode: urls(pools.decode),
   });
   const port = registry.rpc?.split(':').at(-1);
-  const router = await start({
-    ...server,
-    ...peer,
-    roles: 'router',
-    'kvstore-url': `unix:${socket}`,
-    'registry-url': `https://localhost:${port}`,
-  });
+  const elsewhere = { 'kvstore-url': `unix:${socket}`, 'registry-url': `https://localhost:${port}` };
+  // A store that has just started may be slow at its first call.
+  const patient = 'timeouts: { store: 10s }';
+  const router = await start({ ...server, ...peer, roles: 'router', ...elsewhere }, patient);
   const facade = await start({ ...peer, roles: 'facade', 'router-url': `https://${router.rpc}` });
   const url = `http://${facade.facade}`;
   await expect.poll(async () => (await fetch(`${url}/readiness`)).status, { timeout: 10_000 }).toBe(200);

@@ -1,6 +1,7 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { createInterface } from 'node:readline';
+import { BATON } from './executable.ts';
 
 /** Where a process listens, by the names of its log line. */
 export interface BatonAddresses {
@@ -28,7 +29,7 @@ export interface BatonProcess extends AsyncDisposable {
 export async function startBatonProcess(
   args: readonly string[],
   env: Readonly<Record<string, string>> = {},
-  command = 'bin/baton',
+  command = BATON,
 ): Promise<BatonProcess> {
   const fixed = ['--host', '127.0.0.1', '--port', '0', '--admin-port', '0', '--rpc-port', '0', '--log-format', 'json'];
   const child = spawn(command, ['serve', ...fixed, ...args], {

@@ -6,7 +6,8 @@ export function cliHost(argv: readonly string[], parts: Partial<CliHost> = {}) {
   const host: CliHost = {
     argv,
     env: {},
-    version: '1.2.3',
+    origin: () => ({ version: '1.2.3', commit: 'c0ffee' }),
+    licenses: () => undefined,
     nodeVersion: 'v0',
     self: ['baton'],
     terminal: false,

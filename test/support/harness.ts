@@ -8,6 +8,7 @@ import { type Running, startBaton } from '../../src/roles.ts';
 import type { SimOptions } from '../../src/sim/options.ts';
 import { type Sim, startSim } from '../../src/sim/start-sim.ts';
 import { STORES } from '../../src/stores/index.ts';
+import { type Settings, startExecutable } from './executable.ts';
 
 /** baton in this process, in front of simulated engines that the test controls. */
 export interface Harness extends AsyncDisposable {
@@ -63,15 +64,26 @@ export function configOf(
   env: Readonly<Record<string, string>> = {},
 ): Config {
   const file = yaml === undefined ? {} : { fileText: yaml, fileName: 'test.yaml' };
-  return checked(loadConfig({ ...loadInput(flags, env), ...file })).config;
+  const input = loadInput(flags, env);
+  const { config } = checked(loadConfig({ ...input, ...file }));
+  origins.set(config, { flags: input.flags, yaml, env });
+  return config;
 }
 
-/** Starts baton with a log that the test can read. */
+/** What a configuration was made from, for a process that makes it again. */
+const origins = new WeakMap<Config, Settings>();
+
+/**
+ * Starts baton with a log that the test can read: in this process, or, with BATON_BIN, as that executable where the
+ * configuration is as {@link configOf} made it.
+ */
 export async function startQuietly(
   config: Config,
   reload?: ReloadSource,
 ): Promise<{ baton: Running; log: Record<string, unknown>[] }> {
   const log: Record<string, unknown>[] = [];
+  const settings = process.env['BATON_BIN'] === undefined || reload !== undefined ? undefined : origins.get(config);
+  if (settings !== undefined) return { baton: await startExecutable(settings, log), log };
   const destination = { write: (line: string) => log.push(JSON.parse(line)) };
   const logger = createLogger({ level: 'debug', format: 'json', destination });
   const baton = await startBaton(config, { log: logger, ...(reload === undefined ? {} : { reload }) });

@@ -4,6 +4,7 @@ import { mkdtempSync, rmSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { BATON } from './executable.ts';
 
 /** A running `baton launch`. */
 export interface LaunchProcess extends AsyncDisposable {
@@ -61,7 +62,7 @@ export async function startLaunch(
     'proxy-port': 37,
   };
   const child = spawn(
-    'bin/baton',
+    BATON,
     [
       'launch',
       ...Object.entries(ports).flatMap(([flag, offset]) => [`--${flag}`, String(base + offset)]),
@@ -70,7 +71,7 @@ export async function startLaunch(
     ],
     { env: { ...process.env, ...env }, stdio: ['ignore', 'pipe', 'pipe'] },
   );
-  if (child.pid === undefined) throw new Error('bin/baton could not be started');
+  if (child.pid === undefined) throw new Error(`${BATON} could not be started`);
   let text = '';
   const checks = new Set<() => void>();
   for (const stream of [child.stdout, child.stderr]) {

@@ -52,7 +52,9 @@ test.concurrent('--version: version and Node', LONG, async ({ expect, onTestFini
   expect(await start(onTestFinished, '--version').ended).toEqual({
     code: 0,
     signal: null,
-    out: expect.stringMatching(/^baton \d+\.\d+\.\d+ \(node v\d+\.\d+\.\d+\)\n$/),
+    out: expect.stringMatching(
+      /^baton \d+\.\d+\.\d+ \(commit ([0-9a-f]{12}(-dirty)?|unknown), node v\d+\.\d+\.\d+\)\n$/,
+    ),
     err: '',
   });
 });

@@ -7,7 +7,7 @@ import { LAUNCH_FLAGS } from '../../src/launch/flags.ts';
 function parse(line: string) {
   return parseCommand(
     line.split(' ').filter((word) => word !== ''),
-    'baton 1.2.3 (node v0)',
+    () => 'baton 1.2.3 (node v0)',
   );
 }
 

@@ -200,7 +200,7 @@ test('sim: a port in use is 1 and names the flag', async () => {
 test('version goes to standard output', async () => {
   const { host, seen } = fakeHost('--version');
   expect(await runCli(host)).toBe(0);
-  expect(seen).toMatchObject({ out: 'baton 1.2.3 (node v0)\n', err: '' });
+  expect(seen).toMatchObject({ out: 'baton 1.2.3 (commit c0ffee, node v0)\n', err: '' });
 });
 
 test('the request to paste goes to an address that a shell here can reach', () => {

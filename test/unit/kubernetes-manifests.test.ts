@@ -31,7 +31,7 @@ function configOf(pod: BatonWorkload, name: string): Config {
 }
 
 function readConfig(pod: BatonWorkload, name: string, root: string): Config {
-  const command = parseCommand(layPod(pod, readManifests(name), root), '');
+  const command = parseCommand(layPod(pod, readManifests(name), root), () => '');
   if (command.kind !== 'serve') throw new Error(JSON.stringify(command));
   const loaded = loadConfigFile({ flags: command.flags, env: {}, known: KNOWN, terminal: false });
   if (loaded.kind === 'error') throw new Error(JSON.stringify(loaded.problems));

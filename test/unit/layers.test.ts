@@ -33,7 +33,7 @@ const TABLE: Readonly<Record<string, Row>> = {
   call: { areas: ['core', 'gen'], types: ['obs'], packageTypes: ['@connectrpc/connect'] },
   config: { areas: ['core', 'gen'], packages: ['zod', 'yaml', 'node:util'] },
   'config/load': { areas: ['core', 'gen'], packages: ['zod', 'yaml', 'node:'] },
-  // Finds package.json, from src and from dist/src.
+  // Finds package.json, from src and from dist/src, and asks git.
   'config/version': { packages: ['node:'] },
   obs: { areas: ['core', 'gen'], packages: ['pino', 'prom-client', 'node:'] },
   stores: { areas: ['core', 'gen', 'call'], packages: [PROTOBUF, 'node:'] },
@@ -89,6 +89,8 @@ const TABLE: Readonly<Record<string, Row>> = {
   roles: { areas: [EVERYTHING], packages: [EVERYTHING] },
   launch: { areas: ['core', 'gen', 'config', 'obs'], packages: ['node:'] },
   cli: { areas: ['roles', 'config', 'launch', 'sim', 'core', 'obs'], packages: ['commander', 'yaml', 'node:'] },
+  // Help for other programs: what is known of the commands, written down.
+  'cli/describe': { packages: ['commander'] },
   'cli/explain': {
     areas: ['roles', 'gen', 'core', 'config/unread', 'services/instance-words', 'services/plan-message'],
     types: ['config', 'obs'],
@@ -111,7 +113,9 @@ const TABLE: Readonly<Record<string, Row>> = {
   proto: { areas: ['gen'] },
   // The names that settings choose from; loads no server.
   known: { areas: ['policies/index', 'connectors/index', 'stores/index'], types: ['config'] },
-  bin: { areas: ['cli', 'roles', 'config/version'], types: ['config', 'obs'], packages: ['node:'] },
+  // What only the executable of one file has.
+  executable: { packages: ['node:'] },
+  bin: { areas: ['cli', 'roles', 'config/version', 'executable'], types: ['config', 'obs'], packages: ['node:'] },
 };
 
 interface SourceFile {

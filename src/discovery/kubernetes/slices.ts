@@ -1,4 +1,4 @@
-import { z } from 'zod';
+import * as z from 'zod';
 import type { InstanceConfig } from '../../config/config.ts';
 import type { InstanceDefaults, KubernetesConfig } from '../../config/discovery.ts';
 import { parseServerUrl } from '../../config/instance-url.ts';

@@ -1,0 +1,34 @@
+// Runs the bundle until baton has answered a first request, and writes down what V8 has compiled by then: the
+// executable starts with it. Usage: compiled-code.mjs <bundle> <output>
+import { readFileSync, writeFileSync } from 'node:fs';
+import { Script } from 'node:vm';
+
+const [, , bundle, output] = process.argv;
+const script = new Script(readFileSync(bundle, 'latin1'), { filename: 'baton.cjs' });
+const ports = ['--port', '--rpc-port', '--admin-port'].flatMap((flag) => [flag, '0']);
+process.argv = [process.argv[0], bundle, 'serve', '--sim', '--host', '127.0.0.1', '--log-format', 'json', ...ports];
+
+const up = Promise.withResolvers();
+process.stdout.write = () => true;
+process.stderr.write = (text) => {
+  const facade = /"facade":"([^"]+)".*"baton is up"/.exec(text)?.[1];
+  if (facade !== undefined) up.resolve(facade);
+  return true;
+};
+process.on('exit', (code) => {
+  if (code !== 0) process._rawDebug('the bundle ended before it was up');
+});
+
+script.runInThisContext()(load, { exports: {} }, {});
+const reply = await fetch(`http://${await up.promise}/health`);
+if (!reply.ok) throw new Error(`the bundle is not healthy: ${reply.status}`);
+await reply.arrayBuffer();
+writeFileSync(output, script.createCachedData());
+process.exit(0);
+
+/** As src/executable/main.ts does it. */
+function load(name) {
+  const found = process.getBuiltinModule(name);
+  if (found === undefined) throw Object.assign(new Error(`Cannot find module '${name}'`), { code: 'MODULE_NOT_FOUND' });
+  return found;
+}
