@@ -14,7 +14,7 @@ export function licenseText(root, metafile) {
   const packages = [...folders].map((folder) => readPackage(join(root, folder)));
   packages.sort((a, b) => (a.title < b.title ? -1 : 1));
   const own = { title: 'baton', text: readFileSync(join(root, 'LICENSE'), 'utf8') };
-  const all = [own, readNode(root), ...packages];
+  const all = [own, readNode(root), ...packages, ...readZeromq(root)];
   const list = all.map(({ title }) => `  ${title}`).join('\n');
   const body = all.map(({ title, text }) => `${LINE}\n${title}\n${LINE}\n\n${text.trim()}\n`).join('\n');
   return `This executable contains:\n\n${list}\n\n${body}`;
@@ -42,6 +42,16 @@ function readPackage(folder) {
   if (typeof license !== 'string') throw new Error(`${name} names no licence: look at it before it is shipped`);
   const who = typeof author === 'string' ? author : author?.name;
   return { title, text: section ?? `${license}${who === undefined ? '' : `, by ${who}`}` };
+}
+
+/** What zeromq's library has inside. */
+function readZeromq(root) {
+  const read = (file) => readFileSync(join(root, 'third_party', 'zeromq', file), 'utf8');
+  const source = 'The sources are at https://github.com/zeromq/libzmq\n\n';
+  return [
+    { title: 'libzmq 4.3.5 (MPL-2.0)', text: source + read('LICENSE.libzmq') },
+    { title: 'libsodium (ISC)', text: read('LICENSE.libsodium') },
+  ];
 }
 
 function readNode(root) {

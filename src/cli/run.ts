@@ -28,7 +28,7 @@ export interface CliHost {
   readonly nodeVersion: string;
   /** The command that runs this baton; a subcommand is appended. */
   readonly self: readonly string[];
-  /** The licences of what the executable has inside; undefined where baton is no executable of one file. */
+  /** The licences of what the executable has inside; undefined where baton is none. Throws where the file is damaged. */
   licenses(): string | undefined;
   /** True when standard error is a terminal. */
   readonly terminal: boolean;
@@ -105,7 +105,13 @@ function versionLine({ origin, nodeVersion }: CliHost): string {
 }
 
 function printLicenses(host: CliHost): number {
-  const licenses = host.licenses();
+  let licenses: string | undefined;
+  try {
+    licenses = host.licenses();
+  } catch (error) {
+    host.err(`baton: ${error instanceof Error ? error.message : String(error)}\n`);
+    return FAILED;
+  }
   if (licenses === undefined) {
     host.err('baton: this is no executable of one file: its packages lie in node_modules, each with its licence\n');
     return FAILED;

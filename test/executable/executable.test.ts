@@ -87,6 +87,8 @@ test('licenses: of baton, of Node and of every package inside', async () => {
       name,
     ).not.toEqual([]);
   expect(titles).toContain(`  Node ${process.versions.node}`);
+  const { version: libzmq } = await import('zeromq');
+  expect(titles).toContain(`  libzmq ${libzmq} (MPL-2.0)`);
   expect(out).toContain('Mozilla Public License Version 2.0');
   expect(baton(['licenses'], { ...process.env, PATH: process.env['PATH'] ?? '' }, 'bin/baton').status === 0).toBe(
     false,
