@@ -1,6 +1,6 @@
 // Measures what a put and a take cost the store's process, beside a bare Connect server that decodes the same requests and
 // answers with messages of the same sizes, in the same run: CPU time of the server process alone, over HTTP/2, on TCP and
-// on a unix socket, for each backend. Linux (reads /proc). Arguments: calls in a round (default 4000), rounds (default 5).
+// on a unix socket, for each backend; with valkey also takes of what another process stored. Linux (reads /proc). Arguments: calls in a round (default 4000), rounds (default 5).
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
@@ -25,6 +25,7 @@ import { sha256 } from '../src/services/sha256.ts';
 
 const TOKENS = 4096;
 const CONCURRENCY = 8;
+const OTHERS = "take of another's, by chain";
 const root = join(import.meta.dirname, '..');
 
 if (process.argv[2] === '--echo') await serveEcho(process.argv[3]);
@@ -84,7 +85,7 @@ async function measure(calls, rounds) {
   console.log(
     `CPU of the server per call, entries of ${TOKENS} tokens, ${rounds} rounds of ${calls} calls; ratio to the echo`,
   );
-  console.log(`${'backend'.padEnd(8)} ${'door'.padEnd(5)} ${'call'.padEnd(12)}     echo    store   ratio`);
+  console.log(`${'backend'.padEnd(8)} ${'door'.padEnd(5)} ${'call'.padEnd(27)}     echo    store   ratio`);
   for (const backend of redis === undefined ? ['memory'] : ['memory', 'valkey']) {
     for (const door of ['tcp', 'unix']) {
       await using run = new globalThis.AsyncDisposableStack();
@@ -94,6 +95,7 @@ async function measure(calls, rounds) {
       flags.push(...(door === 'tcp' ? ['--rpc-port', '0'] : ['--rpc-port', 'off', '--rpc-socket', path]));
       if (backend === 'valkey') flags.push('--valkey-url', redis);
       const store = await startStore(flags, door === 'tcp' ? undefined : path, run);
+      if (backend === 'valkey') store.other = (await startStore(atDoorOfItsOwn(flags), undefined, run)).client;
       const samples = new Map();
       for (let round = 0; round <= rounds; round++) {
         for (const [name, server] of [
@@ -106,26 +108,36 @@ async function measure(calls, rounds) {
           }
         }
       }
-      for (const call of ['put', 'take by chain', 'take by ids']) {
-        const [bare, own] = ['echo', 'store'].map((name) => median(samples.get(`${call} ${name}`) ?? []));
+      for (const call of ['put', 'take by chain', 'take by ids', ...(backend === 'valkey' ? [OTHERS] : [])]) {
+        const bare = median(samples.get(`${call === OTHERS ? 'take by chain' : call} echo`) ?? []);
+        const own = median(samples.get(`${call} store`) ?? []);
         console.log(
-          `${backend.padEnd(8)} ${door.padEnd(5)} ${call.padEnd(13)} ${bare.toFixed(0).padStart(5)} µs ${own.toFixed(0).padStart(5)} µs   ${(own / bare).toFixed(2)}`,
+          `${backend.padEnd(8)} ${door.padEnd(5)} ${call.padEnd(28)} ${bare.toFixed(0).padStart(5)} µs ${own.toFixed(0).padStart(5)} µs   ${(own / bare).toFixed(2)}`,
         );
       }
     }
   }
 }
 
-/** One round of each call; returns CPU microseconds of the server for one. */
-async function runRound({ client, pid }, calls, name) {
+/** The flags of another process on the same server. */
+function atDoorOfItsOwn(flags) {
+  const socketAt = flags.indexOf('--rpc-socket');
+  return flags.flatMap((flag, index) => {
+    if (socketAt >= 0 && (index === socketAt || index === socketAt + 1)) return [];
+    return [flags[index - 1] === '--rpc-port' ? '0' : flag];
+  });
+}
+
+/** One round of each call; returns CPU microseconds of the server for one. `other` stores what is not stored here. */
+async function runRound({ client, pid, other }, calls, name) {
   const tokenIds = Array.from({ length: TOKENS }, (_, index) => (index * 7919) % 150_000);
   const seed = { model: 'model', adapter: '', cacheSalt: '' };
   const chain = buildChain(tokenIds, seed, sha256);
   const params = handle();
   const key = (index) => ({ tenant: `t${index % 16}`, model: 'model', conversationId: `${name}-${index}` });
   const owner = { instanceId: 'd', engineId: 'engine_dp0', incarnation: { engineId: 'engine', generation: 1 } };
-  const put = (index) =>
-    client.putEntry({
+  const putBy = (putter) => (index) =>
+    putter.putEntry({
       idempotencyKey: `p-${name}-${index}`,
       key: key(index),
       owner,
@@ -143,11 +155,14 @@ async function runRound({ client, pid }, calls, name) {
   const half = calls / 2;
   const byChain = takeBy({ case: 'promptChain', value: { chain } });
   const byIds = takeBy({ case: 'tokenIds', value: { tokenIds } });
-  return [
-    ['put', await timed(pid, 0, calls, put)],
+  const samples = [
+    ['put', await timed(pid, 0, calls, putBy(client))],
     ['take by chain', await timed(pid, 0, half, byChain)],
     ['take by ids', await timed(pid, half, calls, byIds)],
   ];
+  if (other === undefined) return samples;
+  await timed(pid, calls, calls + half, putBy(other));
+  return [...samples, [OTHERS, await timed(pid, calls, calls + half, byChain)]];
 }
 
 async function timed(pid, from, to, call) {
