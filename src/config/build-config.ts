@@ -72,8 +72,12 @@ export function buildConfig(input: BuildInput): Built {
       autolink: file.reuse.autolink,
       pinWatermark: file.reuse.pin_watermark,
       decodeStream: file.reuse.decode_stream,
+      minSavedTokens: file.reuse.min_saved_tokens,
     },
-    disagg: { minUncachedTokens: file.disagg.min_uncached_tokens },
+    disagg: {
+      minUncachedTokens: file.disagg.min_uncached_tokens,
+      localTailTokens: file.disagg.local_tail_tokens,
+    },
     identity: readIdentity(input, sink),
     timeouts: {
       connectMs: file.timeouts.connect,

@@ -94,8 +94,9 @@ export interface Config {
     /** Pinned share of a decode instance's blocks above which idle handles are given back; 0: never. */
     readonly pinWatermark: number;
     readonly decodeStream: 'as_client' | 'convert';
+    readonly minSavedTokens: number;
   };
-  readonly disagg: { readonly minUncachedTokens: number };
+  readonly disagg: { readonly minUncachedTokens: number; readonly localTailTokens: number };
   readonly identity: { readonly headers: readonly string[]; readonly clientBound: boolean };
   readonly timeouts: TimeoutsConfig;
   readonly queue: { readonly max: number; readonly tenantMax: number };

@@ -266,6 +266,14 @@ export const FLAGS: readonly FlagSpec[] = [
     about: 'proof before KV is reused: exact, history, off (exact)',
   },
   {
+    name: 'reuse-min-saved-tokens',
+    kind: 'value',
+    value: 'n',
+    paths: [['reuse', 'min_saved_tokens']],
+    group: ROUTING,
+    about: 'tokens that a handle has to save; 0: use every one (64)',
+  },
+  {
     name: 'unsafe-reuse',
     kind: 'switch',
     paths: [['reuse', 'unsafe']],

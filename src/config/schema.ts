@@ -285,10 +285,24 @@ export const fileSchema = z.strictObject({
         "Share of a decode engine's KV blocks that idle handles may pin; above it the oldest are given back. 0 leaves them all to the engine's own limit.",
       ),
     ),
+    min_saved_tokens: live(
+      field(
+        countParser(0, MAX_COUNT),
+        64,
+        'A handle is used only if it saves the prefill engine so many tokens beyond those that it likely holds; 0: always.',
+      ),
+    ),
   }),
   disagg: section({
     min_uncached_tokens: live(
       field(countParser(0, MAX_COUNT), 0, 'Shorter prompts stay on the decode engine; 0 always uses both.'),
+    ),
+    local_tail_tokens: live(
+      field(
+        countParser(0, MAX_COUNT),
+        0,
+        'A turn of which the last decode engine holds all but so many tokens stays on it; 0: it always goes through both.',
+      ),
     ),
   }),
   identity: section({

@@ -7,6 +7,7 @@ import type { Metrics } from '../obs/metrics.ts';
 import { POLICIES } from '../policies/index.ts';
 import { BidirectionalTrials } from '../services/bidirectional-trials.ts';
 import { Bindings } from '../services/bindings.ts';
+import { CachedPrefixes } from '../services/cached-prefixes.ts';
 import { ConversationMemory } from '../services/conversation-memory.ts';
 import { HandleHabits } from '../services/handle-habits.ts';
 import { LATE_READ, longestCalmMs } from '../services/instance-record.ts';
@@ -135,19 +136,22 @@ function buildReuse(
   const trials = new BidirectionalTrials();
   const memory = new ConversationMemory();
   const habits = new HandleHabits();
+  const cached = new CachedPrefixes();
   const rules = derive(
     settings,
-    ({ timeouts: { storeMs, prefillWarmMs, prefillWarmPerTokenMs }, kv: { remoteHost } }): ReuseSettings => ({
+    ({ timeouts, kv, reuse, disagg }): ReuseSettings => ({
       guard,
-      storeMs,
-      prefillWarmMs,
-      prefillWarmPerTokenMs,
-      remoteHost,
+      storeMs: timeouts.storeMs,
+      prefillWarmMs: timeouts.prefillWarmMs,
+      prefillWarmPerTokenMs: timeouts.prefillWarmPerTokenMs,
+      remoteHost: kv.remoteHost,
+      minSavedTokens: reuse.minSavedTokens,
+      localTailTokens: disagg.localTailTokens,
     }),
     (part) => part,
   );
-  const planner = new ReusePlanner(store, view, trials, memory, follow(rules));
-  const recorder = new TurnRecorder(store, planner, memory, habits, guard);
+  const planner = new ReusePlanner(store, view, trials, memory, cached, follow(rules));
+  const recorder = new TurnRecorder(store, planner, memory, habits, cached, guard);
   return new Reuse(
     { view, planner, recorder, trials, memory, habits },
     {

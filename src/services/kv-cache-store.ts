@@ -198,6 +198,7 @@ export class KvCacheStoreService implements ServiceImpl<typeof KVCacheStore>, Di
       key,
       ...(prove === undefined ? {} : { prove }),
       minTokens: readMinTokens(request.minTokens),
+      ...(request.keepTokens === undefined ? {} : { keepTokens: request.keepTokens }),
       compatGroup: request.compatGroup,
       deadlineMs,
       ...(precondition === undefined ? {} : { precondition }),

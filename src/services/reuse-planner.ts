@@ -22,16 +22,19 @@ import {
   ReuseOutcome,
 } from '../../gen/baton/v1/router_pb.ts';
 import type { PromptTokens } from '../../gen/baton/v1/tokens_pb.ts';
+import { type ProvablePrompt, promptOfIds } from '../core/chain.ts';
 import { adapterRoot, compatGroup } from '../core/compat.ts';
 import { checkHandle } from '../core/handle-check.ts';
 import { cutHandle } from '../core/handle-edit.ts';
 import { PROVEN_VERSIONS } from '../core/prompt-members.ts';
 import { type RemoteHostRule, usableRemoteHost } from '../core/remote-host.ts';
 import type { Admission, BidirectionalTrials } from './bidirectional-trials.ts';
+import type { CachedPrefixes } from './cached-prefixes.ts';
 import type { ConversationMemory, RememberedTurn } from './conversation-memory.ts';
 import { toDuration } from './durations.ts';
 import { isSameLife } from './instance-record.ts';
 import type { InstanceView } from './instance-view.ts';
+import { sha256 } from './sha256.ts';
 
 /** How it is proven that stored KV belongs to a prompt; `history` and `off` are unsafe. */
 export type GuardMode = 'exact' | 'history' | 'off';
@@ -43,6 +46,10 @@ export interface ReuseSettings {
   readonly prefillWarmMs: number;
   readonly prefillWarmPerTokenMs: number;
   readonly remoteHost: RemoteHostRule;
+  /** A handle is used from so many tokens on that the prefill engine likely does not hold itself; 0: always. */
+  readonly minSavedTokens: number;
+  /** With so few tokens that the last decode engine does not hold it computes them itself; 0: never. */
+  readonly localTailTokens: number;
 }
 
 /** What planning wants to know about earlier turns. */
@@ -69,6 +76,8 @@ export type ReuseStep =
     }
   /** Of any of these instances, the first one best. */
   | { readonly kind: 'need-tokens'; readonly instances: readonly Instance[] }
+  /** The decode instance is to compute the little that it does not hold; the stored handle stays. */
+  | { readonly kind: 'local'; readonly ownerId: string }
   | {
       readonly kind: 'cold';
       readonly outcome: ReuseOutcome;
@@ -116,6 +125,7 @@ export class ReusePlanner {
   readonly #view: InstanceView;
   readonly #trials: BidirectionalTrials;
   readonly #memory: ConversationMemory;
+  readonly #cached: CachedPrefixes;
   readonly #settings: ReuseSettings;
 
   constructor(
@@ -123,12 +133,14 @@ export class ReusePlanner {
     view: InstanceView,
     trials: BidirectionalTrials,
     memory: ConversationMemory,
+    cached: CachedPrefixes,
     settings: ReuseSettings,
   ) {
     this.#store = store;
     this.#view = view;
     this.#trials = trials;
     this.#memory = memory;
+    this.#cached = cached;
     this.#settings = settings;
   }
 
@@ -185,8 +197,24 @@ export class ReusePlanner {
       if (isShort && mayBeFirst(facts)) return cold(ReuseOutcome.MISS_TOO_SMALL, ownerId);
       if (prompt === undefined) return { kind: 'need-tokens', instances: this.#tokenizers(readers, ownerId) };
       if (prompt.tokenIds.length === 0) return cold(ReuseOutcome.MISS_UNVERIFIABLE, ownerId);
+      if (this.#isTailShort(request, key, ownerId)) return { kind: 'local', ownerId };
     }
     return this.#take(request, key, readers, ownerId);
+  }
+
+  #isTailShort({ prompt }: ReuseRequest, key: EntryKey, ownerId: string): boolean {
+    const { localTailTokens } = this.#settings;
+    const owner = this.#view.snapshot().find(({ id }) => id === ownerId);
+    const tokenIds = prompt?.tokenIds ?? [];
+    if (localTailTokens === 0 || owner === undefined) return false;
+    return tokenIds.length - this.#cached.held(owner, provable(tokenIds, key)) <= localTailTokens;
+  }
+
+  /** Equal tokens from which on a transfer saves the reader enough. */
+  #leastTokens(reader: Instance, key: EntryKey, tokenIds: readonly number[]): number {
+    const { minSavedTokens } = this.#settings;
+    if (minSavedTokens === 0) return MIN_TOKENS;
+    return Math.max(MIN_TOKENS, this.#cached.held(reader, provable(tokenIds, key)) + minSavedTokens);
   }
 
   /** The prefill instances that can read from a living owner of the entries. */
@@ -270,7 +298,9 @@ export class ReusePlanner {
       idempotencyKey: randomUUID(),
       key,
       // Without a proof the number of tokens is what the engine said, and may be unknown.
-      minTokens: guard === 'exact' ? MIN_TOKENS : 1,
+      minTokens: guard === 'exact' ? this.#leastTokens(reader, key, tokenIds) : 1,
+      // What is found by a history may be somebody else's; and what this reader has no need of another may use.
+      keepTokens: request.facts.derivedConversation ? 0 : MIN_TOKENS,
       compatGroup: compatGroup(reader),
       claimDeadline: toDuration(claimMs),
       allowUnverified: guard !== 'exact',
@@ -284,7 +314,10 @@ export class ReusePlanner {
       return cold(ReuseOutcome.MISS_STORE_UNAVAILABLE, ownerId);
     }
     if (answer.result.case !== 'taken') {
-      const reason = answer.result.value?.reason ?? MissReason.NEVER_STORED;
+      const { reason = MissReason.NEVER_STORED, matchedTokens = 0 } = answer.result.value ?? {};
+      if (reason === MissReason.PREFIX_MISMATCH && matchedTokens >= MIN_TOKENS) {
+        return cold(ReuseOutcome.MISS_TOO_SMALL, ownerId);
+      }
       return cold(MISS_OUTCOMES[reason] ?? ReuseOutcome.MISS_NEVER, ownerId);
     }
     return this.#useTaken(answer.result.value, reader, tokenIds.length, admission);
@@ -404,6 +437,10 @@ export class ReusePlanner {
     const { storeMs } = this.#settings;
     return storeMs === 0 ? { signal } : { signal, timeoutMs: storeMs };
   }
+}
+
+function provable(tokenIds: readonly number[], key: EntryKey): ProvablePrompt {
+  return promptOfIds(tokenIds, key, sha256);
 }
 
 /** The history found it, if anything did, and shows no reply yet. */

@@ -124,6 +124,7 @@ export class Reuse {
       this.#readers(facts, near(ownerId)).filter(({ id }) => !request.isPairAvoided(id, ownerId));
     const step = await this.#parts.planner.plan({ ...request, prefillFor });
     if (step.kind === 'need-tokens') return step;
+    if (step.kind === 'local') return this.#shortTail(request, step.ownerId, near);
     const hit = step.kind === 'hit' ? step : undefined;
     const preferred = this.#prefer(request, step, near);
     return this.#prepared(facts, preferred, step.outcome, hit);
@@ -154,6 +155,16 @@ export class Reuse {
 
   #isBound(facts: RequestFacts): boolean {
     return this.#options.clientBound && facts.conversationId !== '' && !facts.derivedConversation;
+  }
+
+  /** The instance that decoded the last turn computes the rest itself, unless it is busy or cannot be chosen. */
+  #shortTail(request: PrepareRequest, ownerId: string, near: (decodeId: string) => PlanDecision): PreparedReuse {
+    const decision = near(ownerId);
+    const decode = ordered(decision.decode, ownerId, request.inFlight);
+    if (decode[0]?.id !== ownerId)
+      return this.#prepared(request.facts, decision, ReuseOutcome.MISS_TOO_SMALL, undefined);
+    const local = { ...decision, mode: PlanMode.DECODE_LOCAL, reason: 'short_tail', prefill: [], decode } as const;
+    return this.#prepared(request.facts, local, ReuseOutcome.DECODE_LOCAL, undefined);
   }
 
   /** One leg: nothing is taken, the stored handle stays good for a later turn. */
@@ -208,8 +219,10 @@ export class Reuse {
         const instance = decision.decode.find(({ id }) => id === result.decodeId);
         if (instance === undefined) return;
         const handedOver = result.prefillId !== undefined;
+        const prefill = this.#parts.view.snapshot().find(({ id }) => id === result.prefillId);
         const fate = await this.#parts.recorder.record({
           ...result,
+          prefill,
           decode: instance,
           handedOver,
           streamed: facts.stream && !wholeDecode,
@@ -223,7 +236,7 @@ export class Reuse {
   /** The previous D holds the history in its prefix cache, and after a turn without a handle so does the previous P. */
   #prefer(
     { facts, decision: planned, inFlight }: PrepareRequest,
-    step: Exclude<ReuseStep, { kind: 'need-tokens' }>,
+    step: Exclude<ReuseStep, { kind: 'need-tokens' | 'local' }>,
     near: (decodeId: string) => PlanDecision,
   ): PlanDecision {
     if (this.#isBound(facts) || !this.#options.hasHandles) return planned;

@@ -7,6 +7,7 @@ import { type ReportOutcomeRequest, type RequestFacts, ReuseOutcome } from '../.
 import { compatGroup } from '../core/compat.ts';
 import { checkHandle } from '../core/handle-check.ts';
 import { isInTokens } from '../core/prompt-members.ts';
+import type { CachedPrefixes } from './cached-prefixes.ts';
 import type { ConversationMemory } from './conversation-memory.ts';
 import { toDuration, toMs } from './durations.ts';
 import { type HandleHabits, streamsHandles } from './handle-habits.ts';
@@ -18,6 +19,8 @@ export interface FinishedTurn {
   readonly facts: RequestFacts;
   readonly connector: string;
   readonly prefillId: string | undefined;
+  /** That instance, if it is still there. */
+  readonly prefill: Instance | undefined;
   /** The decode instance whose reply the client got, as it was when the leg was planned. */
   readonly decode: Instance;
   readonly report: ReportOutcomeRequest;
@@ -44,6 +47,7 @@ export class TurnRecorder {
   readonly #planner: ReusePlanner;
   readonly #memory: ConversationMemory;
   readonly #habits: HandleHabits;
+  readonly #cached: CachedPrefixes;
   readonly #guard: GuardMode;
   /** Base engine id that each decode instance was last seen with. */
   readonly #engineIds = new Map<string, string>();
@@ -53,12 +57,14 @@ export class TurnRecorder {
     planner: ReusePlanner,
     memory: ConversationMemory,
     habits: HandleHabits,
+    cached: CachedPrefixes,
     guard: GuardMode,
   ) {
     this.#store = store;
     this.#planner = planner;
     this.#memory = memory;
     this.#habits = habits;
+    this.#cached = cached;
     this.#guard = guard;
   }
 
@@ -66,6 +72,7 @@ export class TurnRecorder {
     const { facts, decode, report, prefillId, handedOver, streamed } = turn;
     const { handle } = report;
     if (handedOver) this.#habits.note(decode, streamed, handle !== undefined);
+    this.#noteCached(turn);
     const remember = (noHandle: ReuseOutcome | undefined) => {
       if (facts.conversationId === '') return;
       this.#memory.set(this.#planner.memoryKey(facts, facts.conversationId), {
@@ -109,6 +116,13 @@ export class TurnRecorder {
     } catch {
       return 'store_unavailable';
     }
+  }
+
+  /** Whoever computed or read the turn's tokens has them in its prefix cache. */
+  #noteCached({ decode, prefill, report: { chain, promptTokens } }: FinishedTurn): void {
+    if (chain === undefined) return;
+    this.#cached.note(decode, chain.digests, chain.tokenCount);
+    if (prefill !== undefined) this.#cached.note(prefill, chain.digests, promptTokens);
   }
 
   /** An engine has a new id in each life: with a new one, what the instance held before is gone. */

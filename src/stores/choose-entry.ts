@@ -12,7 +12,7 @@ export interface Candidate {
   readonly chainTokens: number;
 }
 
-/** What a take gives, or why it gives nothing and which entries its prompt has ruled out. */
+/** What a take gives, or why it gives nothing and which entries its prompt has ruled out for good. */
 export type Choice<S> =
   | { readonly kind: 'given'; readonly slot: S; readonly matchedTokens: number }
   | {
@@ -29,13 +29,14 @@ export type Choice<S> =
  */
 export function chooseSlot<S extends Candidate>(
   live: readonly S[],
-  call: Pick<TakeCall, 'prove' | 'minTokens' | 'compatGroup'>,
+  call: Pick<TakeCall, 'prove' | 'minTokens' | 'keepTokens' | 'compatGroup'>,
   newestDead: { readonly seq: number; readonly reason: MissReason } | undefined,
   chainOf: (slot: S) => PackedChain | undefined,
 ): Choice<S> {
+  const keepTokens = call.keepTokens ?? call.minTokens;
   const mismatched: S[] = [];
   let best: { slot: S; matched: number } | undefined;
-  let bestMismatch = 0;
+  let bestMismatch: number | undefined;
   let newest = newestDead;
   const note = (slot: S, reason: MissReason): void => {
     if (newest === undefined || slot.seq > newest.seq) newest = { seq: slot.seq, reason };
@@ -58,8 +59,8 @@ export function chooseSlot<S extends Candidate>(
     const chain = chainOf(slot);
     const matched = chain === undefined ? 0 : call.prove(chain, tokens);
     if (matched < call.minTokens) {
-      mismatched.push(slot);
-      bestMismatch = Math.max(bestMismatch, matched);
+      if (matched < keepTokens) mismatched.push(slot);
+      bestMismatch = Math.max(bestMismatch ?? 0, matched);
     } else if (
       best === undefined ||
       matched > best.matched ||
@@ -69,7 +70,7 @@ export function chooseSlot<S extends Candidate>(
     }
   }
   if (best !== undefined) return { kind: 'given', slot: best.slot, matchedTokens: best.matched };
-  if (mismatched.length > 0) {
+  if (bestMismatch !== undefined) {
     return { kind: 'miss', reason: MissReason.PREFIX_MISMATCH, matchedTokens: bestMismatch, mismatched };
   }
   const reason = newest?.reason ?? MissReason.NEVER_STORED;

@@ -97,6 +97,8 @@ export interface TakeCall {
   readonly prove?: Prove;
   /** At least 1. */
   readonly minTokens: number;
+  /** With fewer equal tokens an entry that was compared is given up. Default `minTokens`. */
+  readonly keepTokens?: number;
   readonly precondition?: AtRevision;
   /** Empty: no restriction. */
   readonly compatGroup: string;

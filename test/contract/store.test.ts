@@ -216,6 +216,18 @@ describe.each(Object.keys(STORES))('store %s', (name) => {
       expect(await taken({ prompt: ids(300), minTokens: 40 })).toMatchObject({ matchedTokens: 40 });
     });
 
+    test('with keep_tokens, those with as many equal tokens stay', async () => {
+      const { store, put, take, taken } = await opened();
+      await put({ tokens: [...ids(100), ...ids(100, 7000)] });
+      await put({ tokens: ids(200, 5000) });
+      const shared = { prompt: ids(300), minTokens: 128, keepTokens: 0 };
+      expect(await take(shared)).toEqual(miss(MissReason.PREFIX_MISMATCH, 64));
+      expect(await store.stats({})).toMatchObject({ entries: 2, releaseQueue: 0 });
+      expect(await take({ ...shared, keepTokens: 64 })).toEqual(miss(MissReason.PREFIX_MISMATCH, 64));
+      expect(await store.stats({})).toMatchObject({ entries: 1, releaseQueue: 1 });
+      expect(await taken({ prompt: ids(300) })).toMatchObject({ matchedTokens: 64 });
+    });
+
     test('a small entry is TOO_SMALL while it is the newest', async () => {
       const { store, put, take, taken } = await opened();
       await put({ tokens: ids(50) });
@@ -725,7 +737,8 @@ describe.each(Object.keys(STORES))('store %s', (name) => {
   });
 });
 
-interface TakeParts extends Partial<Pick<TakeCall, 'minTokens' | 'compatGroup' | 'deadlineMs' | 'precondition'>> {
+interface TakeParts
+  extends Partial<Pick<TakeCall, 'minTokens' | 'keepTokens' | 'compatGroup' | 'deadlineMs' | 'precondition'>> {
   readonly key?: Partial<StoreKey>;
   /** Null: unverified. */
   readonly prompt?: readonly number[] | null;

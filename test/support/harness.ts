@@ -43,8 +43,10 @@ export function loadInput(
   flags: Readonly<Record<string, string | readonly string[]>>,
   env: Readonly<Record<string, string>> = {},
 ) {
+  const anyPort = { host: '127.0.0.1', port: '0', 'rpc-port': '0', 'admin-port': '0' };
   return {
-    flags: { host: '127.0.0.1', port: '0', 'rpc-port': '0', 'admin-port': '0', ...flags },
+    // The turns of tests are short: what a handle saves is left aside but where that is what is tested.
+    flags: { ...anyPort, 'reuse-min-saved-tokens': '0', ...flags },
     env,
     known: { policies: Object.keys(POLICIES), connectors: Object.keys(CONNECTORS), stores: Object.keys(STORES) },
     terminal: false,

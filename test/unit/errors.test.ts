@@ -51,13 +51,14 @@ describe('an error of baton as an HTTP reply', () => {
   });
 
   test.each([
-    [1, '1'],
-    [999, '1'],
-    [1001, '2'],
-    [undefined, undefined],
-  ])('a delay of %s ms is Retry-After: %s', (ms, header) => {
+    ['NO_ROUTABLE_PAIR', 1, '1'],
+    ['NO_ROUTABLE_PAIR', 999, '1'],
+    ['NO_ROUTABLE_PAIR', 1001, '2'],
+    ['NO_ROUTABLE_PAIR', undefined, '1'],
+    ['INVALID_ARGUMENT', undefined, undefined],
+  ] as const)('%s with a delay of %s ms has Retry-After: %s', (reason, ms, header) => {
     const error = new BatonError({
-      reason: 'NO_ROUTABLE_PAIR',
+      reason,
       message: 'why',
       ...(ms === undefined ? {} : { retryAfterMs: ms }),
     });

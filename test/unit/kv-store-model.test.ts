@@ -190,14 +190,18 @@ describe('memory store against the model', () => {
   const reached = { runs: 0, puts: 0, takes: 0, evictions: 0, words: new Set<MissReason | string>() };
 
   // Many short runs: the model goes through all entries there ever were, so a long one costs with its square.
-  test.each(Array.from({ length: RUNS }, (_, index) => index + 1))('answers the same, seed %i', async (seed) => {
-    const counts = await run(seed, 1000);
-    reached.runs += 1;
-    reached.puts += counts.puts;
-    reached.takes += counts.takes;
-    reached.evictions += counts.evictions;
-    for (const word of [...counts.reasons.keys(), ...counts.refusals]) reached.words.add(word);
-  });
+  test.each(Array.from({ length: RUNS }, (_, index) => index + 1))(
+    'answers the same, seed %i',
+    { timeout: 60_000 },
+    async (seed) => {
+      const counts = await run(seed, 1000);
+      reached.runs += 1;
+      reached.puts += counts.puts;
+      reached.takes += counts.takes;
+      reached.evictions += counts.evictions;
+      for (const word of [...counts.reasons.keys(), ...counts.refusals]) reached.words.add(word);
+    },
+  );
 
   test('the runs got somewhere', ({ skip }) => {
     if (reached.runs < RUNS) skip('only some runs were chosen');

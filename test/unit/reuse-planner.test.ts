@@ -1,4 +1,4 @@
-import { create } from '@bufbuild/protobuf';
+import { create, type MessageInitShape } from '@bufbuild/protobuf';
 import type { Client } from '@connectrpc/connect';
 import { describe, expect, test } from 'vitest';
 import {
@@ -20,11 +20,14 @@ import {
 } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import { RequestFactsSchema, ReuseOutcome } from '../../gen/baton/v1/router_pb.ts';
 import { PromptTokensSchema } from '../../gen/baton/v1/tokens_pb.ts';
+import { buildChain } from '../../src/core/chain.ts';
 import { compatGroup } from '../../src/core/compat.ts';
 import { decodeKvTransferParams } from '../../src/core/kv-transfer.ts';
 import { BidirectionalTrials } from '../../src/services/bidirectional-trials.ts';
+import { CachedPrefixes } from '../../src/services/cached-prefixes.ts';
 import { ConversationMemory } from '../../src/services/conversation-memory.ts';
-import { ReusePlanner } from '../../src/services/reuse-planner.ts';
+import { ReusePlanner, type ReuseSettings } from '../../src/services/reuse-planner.ts';
+import { sha256 } from '../../src/services/sha256.ts';
 import { decodeOf, prefillOf } from '../support/plan-instances.ts';
 
 const known = (bidirectional = 'auto') => ({
@@ -69,19 +72,28 @@ function setUp(options: {
   readonly owners: readonly Instance[];
   readonly taken?: Instance;
   readonly takes?: () => Promise<void>;
+  readonly settings?: Partial<ReuseSettings>;
+  readonly facts?: MessageInitShape<typeof RequestFactsSchema>;
+  /** Why a take gives nothing. */
+  readonly miss?: MessageInitShape<typeof MissSchema>;
 }) {
   const ended: string[] = [];
   const takeKeys: string[] = [];
+  const asked: unknown[] = [];
   const store: Partial<Client<typeof KVCacheStore>> = {
     getEntry: async () =>
       create(GetEntryResponseSchema, {
         entries: options.owners.map(entryOf),
         miss: create(MissSchema, { reason: MissReason.TAKEN }),
       }),
-    takeEntry: async ({ idempotencyKey = '' }) => {
+    takeEntry: async ({ idempotencyKey = '', minTokens, keepTokens, key }) => {
       takeKeys.push(idempotencyKey);
+      asked.push({ minTokens, keepTokens, key: key?.conversationId });
       await options.takes?.();
       const handle = decodeKvTransferParams(new TextEncoder().encode(JSON.stringify(HANDLE)));
+      if (options.miss !== undefined) {
+        return create(TakeEntryResponseSchema, { result: { case: 'miss', value: create(MissSchema, options.miss) } });
+      }
       if (options.taken === undefined || handle === undefined) return create(TakeEntryResponseSchema, {});
       const value = { entry: entryOf(options.taken), handle, matchedTokens: TOKENS, claimId: 'claim' };
       return create(TakeEntryResponseSchema, { result: { case: 'taken', value: create(TakenEntrySchema, value) } });
@@ -104,20 +116,31 @@ function setUp(options: {
   };
   const trials = new BidirectionalTrials();
   const memory = new ConversationMemory();
-  const planner = new ReusePlanner(store as Client<typeof KVCacheStore>, view, trials, memory, {
+  const cached = new CachedPrefixes();
+  const planner = new ReusePlanner(store as Client<typeof KVCacheStore>, view, trials, memory, cached, {
     guard: 'exact',
     storeMs: 20,
     prefillWarmMs: 60_000,
     prefillWarmPerTokenMs: 10,
     remoteHost: 'auto',
+    minSavedTokens: 64,
+    localTailTokens: 0,
+    ...options.settings,
   });
-  const facts = create(RequestFactsSchema, { tenant: 't', model: 'm', conversationId: 'c', continues: true });
+  const facts = create(RequestFactsSchema, {
+    tenant: 't',
+    model: 'm',
+    conversationId: 'c',
+    continues: true,
+    ...options.facts,
+  });
   const prompt = create(PromptTokensSchema, {
     instanceId: 'p1',
     tokenIds: Array.from({ length: TOKENS + 5 }, (_, id) => id),
   });
   const plan = () => planner.plan({ facts, prompt, prefillFor: () => [P1, P2], signal: new AbortController().signal });
-  return { planner, trials, memory, facts, plan, ended, takeKeys };
+  const chain = buildChain(prompt.tokenIds, { model: 'm', adapter: '', cacheSalt: '' }, sha256);
+  return { planner, trials, memory, cached, chain, facts, plan, ended, takeKeys, asked };
 }
 
 describe('who may get a handle', () => {
@@ -174,5 +197,64 @@ describe('nothing is stored', () => {
     const { plan, planner, memory, facts } = setUp({ owners: [] });
     memory.set(planner.memoryKey(facts, facts.conversationId), { prefillId: 'p1', decodeId: 'd1', noHandle });
     expect(await plan()).toEqual({ kind: 'cold', outcome, ownerId: 'd1' });
+  });
+});
+
+describe('what a handle is worth', () => {
+  test('only what the reader likely does not hold counts', async () => {
+    const { plan, cached, chain, trials, asked } = setUp({ owners: [D1], taken: D1 });
+    trials.settle(P1, 'd1', 'ok');
+    await plan();
+    cached.note(P1, chain.digests, 70);
+    await plan();
+    // Another life of the instance holds nothing.
+    cached.note({ ...P1, incarnation: create(IncarnationSchema, { generation: 2 }) }, chain.digests, 70);
+    await plan();
+    expect(asked).toMatchObject([{ minTokens: 64 }, { minTokens: 128 }, { minTokens: 64 }]);
+  });
+
+  test('switched off, every proven handle is used', async () => {
+    const { plan, cached, chain, asked } = setUp({ owners: [D1], taken: D1, settings: { minSavedTokens: 0 } });
+    cached.note(P1, chain.digests, TOKENS);
+    expect(await plan()).toMatchObject({ kind: 'hit' });
+    expect(asked).toMatchObject([{ minTokens: 64, keepTokens: 64 }]);
+  });
+
+  test('what is proven and saves too little stays, and is no mismatch', async () => {
+    const miss = { reason: MissReason.PREFIX_MISMATCH, matchedTokens: 100 };
+    const { plan } = setUp({ owners: [D1], miss });
+    expect(await plan()).toMatchObject({ kind: 'cold', outcome: ReuseOutcome.MISS_TOO_SMALL });
+    const other = setUp({ owners: [D1], miss: { ...miss, matchedTokens: 63 } });
+    expect(await other.plan()).toMatchObject({ kind: 'cold', outcome: ReuseOutcome.MISS_MISMATCH });
+  });
+
+  test('a short rest is left to the decode instance that holds the others', async () => {
+    const { plan, cached, chain, asked } = setUp({ owners: [D1], taken: D1, settings: { localTailTokens: 8 } });
+    expect(await plan()).toMatchObject({ kind: 'hit' });
+    cached.note(D1, chain.digests, TOKENS);
+    expect(await plan()).toEqual({ kind: 'local', ownerId: 'd1' });
+    expect(asked).toHaveLength(1);
+  });
+});
+
+describe('a conversation that is found by its history', () => {
+  const facts = { conversationId: 'own', lookupConversationIds: ['own', 'before'], derivedConversation: true };
+
+  test('is looked for under each of them, and leaves what is of others', async () => {
+    const miss = { reason: MissReason.PREFIX_MISMATCH, matchedTokens: 0 };
+    const { plan, asked } = setUp({ owners: [D1], miss, facts });
+    expect(await plan()).toMatchObject({ kind: 'cold', outcome: ReuseOutcome.MISS_MISMATCH });
+    expect(asked).toMatchObject([
+      { key: 'own', keepTokens: 0 },
+      { key: 'before', keepTokens: 0 },
+    ]);
+  });
+
+  test('has no outcome but a hit where it may be the first turn', async () => {
+    const first = { ...facts, continues: false };
+    const { plan, planner, memory, facts: sent } = setUp({ owners: [], facts: first });
+    memory.set(planner.memoryKey(sent, 'own'), { prefillId: 'p1', decodeId: 'd1', noHandle: undefined });
+    expect(await plan()).toEqual({ kind: 'cold', outcome: ReuseOutcome.UNSPECIFIED, ownerId: undefined });
+    expect(await setUp({ owners: [D1], taken: D1, facts: first }).plan()).toMatchObject({ kind: 'hit' });
   });
 });

@@ -13,6 +13,7 @@ import {
 import { TokenChainSchema } from '../../gen/baton/v1/tokens_pb.ts';
 import { buildChain } from '../../src/core/chain.ts';
 import { decodeKvTransferParams } from '../../src/core/kv-transfer.ts';
+import { CachedPrefixes } from '../../src/services/cached-prefixes.ts';
 import { ConversationMemory } from '../../src/services/conversation-memory.ts';
 import { HandleHabits } from '../../src/services/handle-habits.ts';
 import type { ReusePlanner } from '../../src/services/reuse-planner.ts';
@@ -71,6 +72,7 @@ function setUp(decoderTtlMs?: number) {
     planner as ReusePlanner,
     memory,
     new HandleHabits(),
+    new CachedPrefixes(),
     'exact',
   );
   const kv = create(KvSettingsSchema, decoderTtlMs === undefined ? {} : { decoderTtl: durationFromMs(decoderTtlMs) });
@@ -85,6 +87,7 @@ function setUp(decoderTtlMs?: number) {
       facts: create(RequestFactsSchema, { model: 'm', conversationId: 'c', unprovenMembers: [...unprovenMembers] }),
       connector: 'nixl',
       prefillId: 'p',
+      prefill: undefined,
       decode,
       report: create(ReportOutcomeRequestSchema, report as never),
       handedOver: true,
