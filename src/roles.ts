@@ -10,11 +10,11 @@ import { buildAdmin } from './http/admin.ts';
 import type { ReplySink } from './http/reply-sink.ts';
 import { createLogger, errorFields, type Logger } from './obs/log.ts';
 import { Metrics } from './obs/metrics.ts';
+import { keepCollectionsShort } from './roles/collections.ts';
 import { credentialsElsewhere, engineHeadersOf } from './roles/credentials.ts';
 import { buildFacadeOf } from './roles/facade.ts';
 import { buildFirstToken, firstTokenConnector, openNotices } from './roles/first-token.ts';
 import { drain, listen } from './roles/listen.ts';
-import { keepMessagesYoung } from './roles/message-memory.ts';
 import { createPeers } from './roles/peers.ts';
 import { buildRegistry, firstLook, registryElsewhere, startSims, watchPools, watchRemote } from './roles/pools.ts';
 import { keepRegistryState } from './roles/registry-state.ts';
@@ -97,7 +97,7 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   const view: WatchedView = registry ?? (storeOnly ? NO_POOLS : watchRemote(settings, connectTo, stack));
   watchPools(metrics, view);
 
-  if (has('kvstore')) keepMessagesYoung();
+  if (has('kvstore')) keepCollectionsShort();
   const localStore = has('kvstore') ? await openStore(config.store, log, metrics, onFault, stack) : undefined;
   // A router without a store beside it uses the one it is told of, and a facade empties its release queues; reuse is off
   // without one.

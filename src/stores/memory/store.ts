@@ -59,7 +59,7 @@ const TELL_EVERY_MS = 1000;
 /** Rough size of a remembered claim, beside its handle and what {@link ReplayWindow} counts itself. */
 const TAKE_ANSWER_BYTES = 512;
 /** Due entries and claims that are cleared away before other work gets its turn. */
-const DUE_SLICE = 128;
+const DUE_SLICE = 64;
 /** Saved entries that are taken up before other work gets its turn. */
 const RESTORE_SLICE = 1000;
 /** Answers of each method, and of each kind of what is remembered of the dead, that one look at the counts clears away. */
