@@ -217,11 +217,7 @@ function checkEngines(config: Config, input: BuildInput, sink: Sink): void {
     sink.warnings.push({ where, message: 'has no effect, because the registry does not run here (--roles)' });
   }
   const given = input.engines.engines.find((engine) => !engine.isDefault);
-  const isKeyed = ({ apiKey, headers }: (typeof instances)[number]) =>
-    apiKey !== undefined || Object.keys(headers).length > 0;
-  // A registry elsewhere tells no keys: a facade has them from here.
-  const givesKeys = roles.includes('facade') && instances.some(isKeyed);
-  if (!registry && given !== undefined && !givesKeys) {
+  if (!registry && given !== undefined) {
     sink.warnings.push({
       where: given.where,
       message: 'has no effect, because the registry does not run here (--roles)',

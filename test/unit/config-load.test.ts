@@ -523,6 +523,9 @@ describe('what belongs together', () => {
   test('engines are only for the registry', () => {
     const flags = { roles: 'facade', 'router-url': 'http://r:1', prefill: ['http://x:1'] };
     expect(warnings({ flags })).toEqual(['--prefill: has no effect, because the registry does not run here (--roles)']);
+    // A file may be that of all processes, and a facade has the keys of engines from it.
+    const fileText = 'instances: [{url: "http://x:1", role: prefill, api_key: k}]\n';
+    expect(warnings({ flags: { roles: 'facade', 'router-url': 'http://r:1' }, fileText })).toEqual([]);
   });
 
   test('replace needs a key', () => {
@@ -530,6 +533,8 @@ describe('what belongs together', () => {
       '--engine-auth: "replace" needs a key: set OPENAI_API_KEY or an api_key',
     ]);
     expect(problems({ flags: { 'engine-auth': 'replace' }, env: { OPENAI_API_KEY: 'k' } })).toEqual([]);
+    const elsewhere = { 'engine-auth': 'replace', roles: 'facade', 'router-url': 'http://r:1' };
+    expect(problems({ flags: elsewhere, fileText: 'pools: {decode: {api_key: k}}\n' })).toEqual([]);
     expect(problems({ fileText: 'pools: {prefill: {api_key: k}}\n', flags: { 'engine-auth': 'replace' } })).toEqual([]);
   });
 
