@@ -231,8 +231,8 @@ export class RouterService {
   async #place(request: PlanRouteRequest, facts: RequestFacts, signal: AbortSignal): Promise<Placed> {
     this.#forgetPending();
     const excluded = new Set(request.excludedInstanceIds);
-    const { requests } = this.#options.limits;
-    const hasRoom = () => requests === 0 || this.#reservations.size + this.#unplanned < requests;
+    const { limits } = this.#options;
+    const hasRoom = () => limits.requests === 0 || this.#reservations.size + this.#unplanned < limits.requests;
     const attempt = (): Placed | undefined => {
       if (!hasRoom()) return undefined;
       const decision = this.#decideInTurn(facts, excluded);

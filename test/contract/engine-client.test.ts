@@ -370,6 +370,26 @@ describe('connections', () => {
     expect(server.accepted()).toBe(2);
   });
 
+  test('other times hold from the next leg on; one that runs keeps its connection', async () => {
+    const waiting: ServerResponse[] = [];
+    await using server = await listenHttp((request, response) => {
+      if (request.url === '/waits') waiting.push(response);
+      else response.end('ok');
+    });
+    const options = { connectMs: 1000, keepAliveMs: 4000 };
+    await using client = new EngineClient(options);
+    const running = send(client, { url: server.url, path: '/waits' });
+    await send(client, { url: server.url }).ending;
+    await expect.poll(() => waiting.length).toBe(1);
+    options.keepAliveMs = 3000;
+    expect(await send(client, { url: server.url }).ending).toEqual({ body: 'ok' });
+    expect(server.accepted()).toBe(3);
+    waiting[0]?.end('late');
+    expect(await running.ending).toEqual({ body: 'late' });
+    // Nobody comes back to those of before.
+    await expect.poll(() => server.sockets.size).toBe(1);
+  });
+
   test('a fresh one is new, says so, and is closed afterwards', async () => {
     const announced: unknown[] = [];
     await using server = await listenHttp((request, response) => {

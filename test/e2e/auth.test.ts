@@ -97,6 +97,17 @@ describe('with a file of keys', () => {
     expect(metrics).toMatch(/baton_errors_total\{reason="credential_required"\} [1-9]/);
     expect(`${metrics}${JSON.stringify(keyed.log)}`).not.toMatch(/sk-test/);
   });
+
+  test('a key that is added to the file counts, and one that is taken out does not any more', async () => {
+    const line = (tenant: string, key: string) =>
+      `${tenant} sha256:${createHash('sha256').update(key).digest('hex')}\n`;
+    const status = async (key: string) => (await fetch(`${keyed.url}/v1/models`, bearer(key))).status;
+    writeFileSync(join(folder, 'keys.txt'), line('team-b', OTHER));
+    await expect.poll(() => status(OTHER), { timeout: 5000 }).toBe(200);
+    expect(await status(KEY)).toBe(401);
+    writeFileSync(join(folder, 'keys.txt'), line('team-a', KEY));
+    await expect.poll(() => status(KEY), { timeout: 5000 }).toBe(200);
+  });
 });
 
 describe('without one', () => {

@@ -3,8 +3,9 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, expect, test, vi } from 'vitest';
 import { loadConfigFile } from '../../src/config/load.ts';
+import type { SimOptions } from '../../src/sim/options.ts';
 import { startSim } from '../../src/sim/start-sim.ts';
-import { checked, configOf, contentOf, loadInput, startQuietly } from '../support/harness.ts';
+import { checked, configOf, contentOf, loadInput, post, startQuietly } from '../support/harness.ts';
 import { waitUntil } from '../support/wait.ts';
 
 let stack = new AsyncDisposableStack();
@@ -13,8 +14,25 @@ afterEach(async () => {
   stack = new AsyncDisposableStack();
 });
 
+/** A prefill and a decode engine, as the list of a file. */
+async function engines(options: SimOptions): Promise<string> {
+  const roles = ['prefill', 'decode'] as const;
+  const sims = await Promise.all(roles.map((role) => startSim({ role, fixedMs: 1, ...options })));
+  for (const sim of sims) stack.defer(() => sim.close());
+  return `instances: [${sims.map(({ url, role }) => `{url: "${url}", role: ${role}}`).join(', ')}]\n`;
+}
+
+const bodyOf = (tokens: number, more: object = {}) =>
+  JSON.stringify({
+    messages: [{ role: 'user', content: 'hello' }],
+    stream: true,
+    max_tokens: tokens,
+    ignore_eos: true,
+    ...more,
+  });
+
 /** baton on a file that lies as in a ConfigMap: a link through a link that is swapped. */
-async function setUp(text: string) {
+async function setUp(text: string, flags: Readonly<Record<string, string>> = {}) {
   const dir = mkdtempSync(join(tmpdir(), 'baton-'));
   stack.defer(() => rmSync(dir, { recursive: true }));
   let version = 0;
@@ -28,7 +46,7 @@ async function setUp(text: string) {
   publish(text);
   const file = join(dir, 'baton.yaml');
   symlinkSync(join('..data', 'baton.yaml'), file);
-  const load = () => loadConfigFile(loadInput({ config: file }));
+  const load = () => loadConfigFile(loadInput({ config: file, ...flags }));
   const running = checked(load());
   const { baton, log } = await startQuietly(running.config, { running, file, load });
   stack.defer(() => baton.stop());
@@ -37,10 +55,13 @@ async function setUp(text: string) {
     const reply = await fetch(`${admin}/-/reload`, { method: 'POST' });
     return { status: reply.status, body: (await reply.json()) as { readonly problems: readonly string[] } };
   };
-  const metrics = async () => (await (await fetch(`${admin}/metrics`)).text()).match(/^baton_config_.*$/gm) ?? [];
+  const metrics = async (): Promise<readonly string[]> =>
+    (await (await fetch(`${admin}/metrics`)).text()).match(/^baton_.*$/gm) ?? [];
   const told = (message: string) => log.filter(({ msg }) => String(msg).includes(message));
+  const { facade, rpc } = baton.addresses;
   return {
-    url: `http://${baton.addresses.facade}`,
+    url: `http://${facade}`,
+    rpc,
     publish,
     remove: () => rmSync(join(dir, '..data')),
     reload,
@@ -89,24 +110,42 @@ test('a file with mistakes, an empty one and none at all change nothing', async 
   expect(told('are in force')).toEqual([]);
 });
 
-test('a request that runs keeps the times with which it began', async () => {
-  const sims = await Promise.all(
-    (['prefill', 'decode'] as const).map((role) => startSim({ role, fixedMs: 1, decodeMsPerToken: 200 })),
-  );
-  for (const sim of sims) stack.defer(() => sim.close());
-  const list = `instances: [${sims.map(({ url, role }) => `{url: "${url}", role: ${role}}`).join(', ')}]\n`;
-  const { publish, reload, url } = await setUp(list);
+test('a request keeps the times with which it began; one that waits is placed by the limits of now', async () => {
+  const sims = await engines({ decodeMsPerToken: 100 });
+  const { publish, reload, url, metrics } = await setUp(`${sims}limits: {requests: 1}\n`);
   await waitUntil(async () => (await fetch(`${url}/readiness`)).status === 200);
-  const ask = () => {
-    const body = { messages: [{ role: 'user', content: 'hello' }], stream: true, max_tokens: 4, ignore_eos: true };
-    return fetch(`${url}/v1/chat/completions`, { method: 'POST', body: JSON.stringify(body) });
-  };
-  // Its status is there with its first content.
-  const running = await ask();
-  publish(`${list}timeouts: {idle: 50ms}\n`);
-  expect((await reload()).body).toEqual({ applied: ['timeouts.idle'], needs_restart: [] });
-  expect(contentOf(await running.text())).toMatchObject({ finish: ['length'], errors: [], done: true });
-  expect(contentOf(await (await ask()).text()).errors).toMatchObject([{ code: 'engine_timeout' }]);
+  const stop = new AbortController();
+  // The status is there with the first content.
+  await fetch(`${url}/v1/chat/completions`, { method: 'POST', body: bodyOf(100), signal: stop.signal });
+  const waiting = post(`${url}/v1/chat/completions`, bodyOf(4));
+  await waitUntil(async () => (await metrics()).includes('baton_queue_depth 1'));
+  publish(`${sims}timeouts: {idle: 30ms}\n`);
+  const { body } = await reload();
+  expect(body).toEqual({ applied: ['timeouts.idle', 'limits.requests'], needs_restart: [] });
+  expect(contentOf((await waiting).text)).toMatchObject({ finish: ['length'], errors: [], done: true });
+  // It had not to wait for the end of the first.
+  expect(await metrics()).toContain('baton_requests_in_flight{api="chat.completions"} 1');
+  const late = await post(`${url}/v1/chat/completions`, bodyOf(4));
+  expect(contentOf(late.text).errors).toMatchObject([{ code: 'engine_timeout' }]);
+  stop.abort();
+});
+
+test('each process of a split setup reads its own file', async () => {
+  const sims = await engines({});
+  const router = await setUp(sims, { roles: 'kvstore,registry,router' });
+  const facade = await setUp('log: {level: info}\n', { roles: 'facade', 'router-url': `http://${router.rpc}` });
+  await waitUntil(async () => (await fetch(`${facade.url}/readiness`)).status === 200);
+  const ask = () =>
+    post(`${facade.url}/v1/chat/completions`, bodyOf(2, { kv_transfer_params: {} }), {
+      headers: { 'x-baton-debug': '1' },
+    });
+  expect((await ask()).status).toBe(400);
+  facade.publish('facade: {client_kv_transfer_params: drop}\n');
+  await facade.reload();
+  expect((await ask()).headers.get('x-baton-plan')).toMatch(/^mode=prefill_decode;/);
+  router.publish(`${sims}disagg: {min_uncached_tokens: 100000}\n`);
+  await router.reload();
+  expect((await ask()).headers.get('x-baton-plan')).toMatch(/^mode=decode_local;/);
 });
 
 test('without a file a reload says that there is nothing to read', async () => {

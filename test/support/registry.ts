@@ -99,13 +99,14 @@ export function setUp(
       ...(parts.has('metrics') && result.metrics !== undefined ? { metrics: result.metrics } : {}),
     };
   };
+  const health = {
+    intervalMs: options.intervalMs ?? 5000,
+    timeoutMs: 2000,
+    failures: 3,
+    dampingMs: options.dampingMs ?? 0,
+  };
   const registry = new PoolRegistryService({
-    health: {
-      intervalMs: options.intervalMs ?? 5000,
-      timeoutMs: 2000,
-      failures: 3,
-      dampingMs: options.dampingMs ?? 0,
-    },
+    health,
     log: options.log ?? SILENT_LOGGER,
     connectors: ['nixl', 'lmcache'],
     probe,
@@ -126,5 +127,5 @@ export function setUp(
   };
   const state = () => `${stateWord(only().state)} ${only().stateReason}`;
   const generation = () => only().incarnation?.generation;
-  return { clock, calls, world, registry, only, state, generation };
+  return { clock, calls, world, registry, health, only, state, generation };
 }

@@ -51,6 +51,26 @@ describe('probing', () => {
     expect(state()).toBe('ready probe_ok');
   });
 
+  it('goes by another interval at once, counted from the last probe', async () => {
+    const { clock, calls, registry, health } = setUp();
+    await clock.pass(1000);
+    health.intervalMs = 3000;
+    registry.repace();
+    await clock.pass(2000);
+    health.intervalMs = 500;
+    await clock.pass(100);
+    registry.repace();
+    await clock.pass(500);
+    expect(calls.map(({ at }) => at)).toEqual([0, 3000, 3500]);
+    health.intervalMs = 0;
+    registry.repace();
+    expect(clock.pending).toBe(0);
+    health.intervalMs = 5000;
+    registry.repace();
+    await clock.pass(4900);
+    expect(calls.map(({ at }) => at)).toEqual([0, 3000, 3500, 8500]);
+  });
+
   it('spreads probes by a tenth', async () => {
     const clock = new FakeClock();
     const calls: number[] = [];

@@ -54,6 +54,18 @@ test('is full at its limit, which is its role’s, and not any more when a leg h
   expect(seats.busy()).toEqual([{ instance: 'd', legs: 1 }]);
 });
 
+test('is full by the limits that hold now', () => {
+  const limits = { prefill: 0, decode: 0 };
+  const seats = new Seats(() => 0, limits, { slowStartMs: 0 });
+  seats.describe(decodeOf('d'));
+  seats.take('d');
+  expect([...seats.full]).toEqual([]);
+  limits.decode = 1;
+  expect([...seats.full]).toEqual(['d']);
+  limits.decode = 2;
+  expect([...seats.full]).toEqual([]);
+});
+
 test('a reading is told once: what else changes of an instance makes it no newer, and pins stand for a use that is not told', () => {
   let now = 0;
   const seats = new Seats(() => now, { prefill: 0, decode: 0 }, { slowStartMs: 0 });
