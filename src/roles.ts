@@ -158,7 +158,7 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
       replies,
       settings,
       view,
-      ...linkRouter(config, routerService, connectTo, onFault, stack),
+      ...linkRouter(settings, routerService, connectTo, onFault, stack),
       metrics,
       log,
       version,

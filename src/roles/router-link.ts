@@ -1,7 +1,7 @@
 import { type Client, Code, ConnectError } from '@connectrpc/connect';
 import { Router } from '../../gen/baton/v1/router_pb.ts';
 import { HealthCheckResponse_ServingStatus as Status } from '../../gen/grpc/health/v1/health_pb.ts';
-import type { Config } from '../config/config.ts';
+import type { Settings } from '../config/settings.ts';
 import type { FaultSink } from '../rpc/bind.ts';
 import type { RemoteServices } from '../rpc/clients.ts';
 import { createDirectClient } from '../rpc/direct-client.ts';
@@ -18,17 +18,23 @@ export interface RouterLink {
 
 /** The router of this process, or the one that the settings name, which is asked regularly whether it serves. */
 export function linkRouter(
-  config: Config,
+  settings: Settings,
   local: RouterService | undefined,
   connectTo: ConnectTo,
   onFault: FaultSink,
   stack: AsyncDisposableStack,
 ): RouterLink {
   if (local !== undefined) return { router: createDirectClient(Router, local, onFault), routerCheck: undefined };
-  const { health, router } = connectTo(config.routerUrl);
+  const { health, router } = connectTo(settings.current.routerUrl);
   const ask = (signal: AbortSignal) => serves(health, signal);
-  const timeoutMs = Math.min(config.timeouts.routerMs || ASK_MS, ASK_MS);
-  return { router, routerCheck: stack.use(new RouterCheck({ ask, now: () => performance.now(), timeoutMs })) };
+  const routerCheck = new RouterCheck({
+    ask,
+    now: () => performance.now(),
+    get timeoutMs() {
+      return Math.min(settings.current.timeouts.routerMs || ASK_MS, ASK_MS);
+    },
+  });
+  return { router, routerCheck: stack.use(routerCheck) };
 }
 
 /** A router that needs longer for such an answer plans nothing in time either. */
