@@ -14,6 +14,7 @@ need fish fish
 need mandoc mandoc
 need python3 python3
 need go golang-go
+need systemd-analyze systemd
 python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
 
 if ((${#missing[@]} > 0)) && command -v apt-get >/dev/null; then

@@ -241,7 +241,6 @@ const NO_POOLS: WatchedView = {
   onChange: () => () => {},
   notePassive: () => {},
   noteBidirectional: () => {},
-  noteLearnt: () => {},
   drain: () => {},
 };
 

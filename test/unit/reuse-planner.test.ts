@@ -112,7 +112,6 @@ function setUp(options: {
     onChange: () => () => undefined,
     notePassive: () => undefined,
     noteBidirectional: () => undefined,
-    noteLearnt: () => undefined,
     drain: () => undefined,
   };
   const trials = new BidirectionalTrials();
