@@ -241,6 +241,7 @@ const NO_POOLS: WatchedView = {
   onChange: () => () => {},
   notePassive: () => {},
   noteBidirectional: () => {},
+  noteLearnt: () => {},
   drain: () => {},
 };
 

@@ -140,7 +140,7 @@ async function list({ registry, request, host }: Call): Promise<void> {
     pageToken = page.nextPageToken;
   } while (pageToken !== '');
   if (request.json) host.out(`${JSON.stringify(all.map(instanceJson), undefined, 2)}\n`);
-  else host.out(table(all));
+  else host.out(table(all, request.wide));
 }
 
 async function add({ registry, request, host }: Call): Promise<void> {
@@ -251,10 +251,30 @@ function percent(share: number): string {
   return `${Math.round(share * 100)}%`;
 }
 
-function table(instances: readonly Instance[]): string {
+const WIDE_HEAD = ['ENGINE', 'BLOCK', 'BLOCKS', 'GROUPS', 'HANDLES', 'BIDI', 'EXPIRED', 'TOKENIZE'];
+
+/** What is known of an engine; `-` for what is not. */
+function wideCells({ engine, kv, kvExpired }: Instance): readonly string[] {
+  const { kind = '', version = '', blockSize = 0, numGpuBlocks = 0, kvGroups = 0, handles = '' } = engine ?? {};
+  const number = (value: number) => (value === 0 ? '-' : String(value));
+  return [
+    `${kind} ${version}`.trim() || '-',
+    number(blockSize),
+    number(numGpuBlocks),
+    number(kvGroups),
+    handles || '-',
+    kv?.bidirectional || 'auto',
+    kvExpired === undefined ? '-' : String(kvExpired),
+    engine?.tokenizeMembers.join(',') || '-',
+  ];
+}
+
+function table(instances: readonly Instance[], wide: boolean): string {
   if (instances.length === 0) return 'no engines\n';
-  const rows = [HEAD, ...instances.map(cells)];
-  const widths = HEAD.map((_, column) => Math.max(...rows.map((row) => row[column]?.length ?? 0)));
+  const rows = wide
+    ? [[...HEAD, ...WIDE_HEAD], ...instances.map((instance) => [...cells(instance), ...wideCells(instance)])]
+    : [HEAD, ...instances.map(cells)];
+  const widths = (rows[0] ?? []).map((_, column) => Math.max(...rows.map((row) => row[column]?.length ?? 0)));
   return rows.map((row) => `${line(row, widths)}\n`).join('');
 }
 

@@ -18,6 +18,8 @@ export interface PoolRequest {
   readonly labels: Readonly<Record<string, string>>;
   readonly reason: string | undefined;
   readonly wait: boolean;
+  /** Also what is known of the engines. */
+  readonly wide: boolean;
 }
 
 const HELP = `
@@ -54,7 +56,8 @@ export function addPoolCommand(program: Command, run: (request: PoolRequest) => 
   command('list', '', 'Lists the engines.')
     .addOption(new Option('--role <role>', 'only engines of this role').choices(ROLES))
     .addOption(new Option('--state <state>', 'only engines in this state').choices(STATES))
-    .option('--all', 'also those that are gone');
+    .option('--all', 'also those that are gone')
+    .addOption(new Option('-o, --output <form>', 'wide: also what is known of the engines').choices(['wide']));
   command('add', '<url>', 'Adds an engine, until it is removed.')
     .addOption(new Option('--role <role>', 'what it does').choices(ROLES).makeOptionMandatory())
     .option('--id <id>', 'its id (host:port of its URL)')
@@ -94,6 +97,7 @@ function readRequest(
     json: options['json'] === true,
     all: options['all'] === true,
     wait: options['wait'] === true,
+    wide: options['output'] === 'wide',
     labels,
     registryUrl: text('registryUrl'),
     tokenFile: text('tokenFile'),

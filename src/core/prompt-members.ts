@@ -75,6 +75,13 @@ const HONOURED: Readonly<Record<Api, ReadonlySet<string>>> = {
   completions: new Set(['add_special_tokens', 'prompt']),
 };
 
+/** Members that shape the prompt and that `/tokenize` of this engine version takes, of both APIs; none if it was not tested. */
+export function honouredMembers(version: string): readonly string[] {
+  return PROVEN_VERSIONS.test(version) ? ALL_HONOURED : [];
+}
+
+const ALL_HONOURED = [...new Set(Object.values(HONOURED).flatMap((members) => [...members]))].toSorted();
+
 /** Values that are what an absent member means. */
 const NEUTRAL: Readonly<Record<string, readonly string[]>> = {
   echo: ['false'],

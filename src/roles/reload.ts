@@ -73,7 +73,7 @@ export class Reloader implements AsyncDisposable {
     if (plan.kind === 'error') return this.#refuse(cause, plan.problems.map(formatProblem));
     const { loaded, applied, restart } = plan;
     if (applied.length > 0) this.#apply(this.#running, loaded, cause, applied);
-    else log.info({ cause }, 'settings were read again; nothing that can be changed now is another one');
+    else log.info({ cause }, 'settings were read again; there is nothing to change');
     if (restart.length > 0) log.warn({ keys: restart }, `needs a restart: ${restart.join(', ')}`);
     this.#deps.metrics.configReloaded(applied.length > 0 ? 'applied' : 'unchanged', Date.now());
     return { kind: 'ok', applied, restart };

@@ -135,7 +135,7 @@ function buildReuse(
   const { guard } = config.reuse;
   const trials = new BidirectionalTrials();
   const memory = new ConversationMemory();
-  const habits = new HandleHabits();
+  const habits = new HandleHabits(view.noteLearnt);
   const cached = new CachedPrefixes();
   const rules = derive(
     settings,

@@ -7,8 +7,10 @@ import {
   type ModelCard,
   ModelCardSchema,
 } from '../../gen/baton/v1/instance_pb.ts';
+import { honouredMembers } from '../core/prompt-members.ts';
 import type { EngineMetrics } from '../engine/metrics-text.ts';
 import type { ProbeResult } from '../engine/probe.ts';
+import type { LearntOfEngine } from './instance-view.ts';
 
 /** What whoever registered an instance said of its engine; holds until a probe tells. */
 export interface DescribedEngine {
@@ -34,6 +36,8 @@ export interface SentLoad {
   readonly at: number;
 }
 
+const UNLEARNT: LearntOfEngine = { handles: '', kvGroups: 0 };
+
 /** How long model cards and version are believed before they are read again. */
 const DETAILS_MAX_AGE_MS = 30_000;
 
@@ -47,6 +51,7 @@ export class EngineDetails {
   #metrics: EngineMetrics = {};
   #metricsAt = 0;
   #sentLoad: SentLoad | undefined;
+  #learnt: LearntOfEngine = UNLEARNT;
   #kind = '';
   #version = '';
   #templateFingerprint = '';
@@ -86,6 +91,11 @@ export class EngineDetails {
     if (load.at >= this.loadReadAt) this.#sentLoad = load;
   }
 
+  /** Takes what its replies showed. */
+  learn(learnt: LearntOfEngine): void {
+    this.#learnt = learnt;
+  }
+
   /** The engine as others see it. */
   info(dataParallelSize: number): EngineInfo {
     return create(EngineInfoSchema, {
@@ -95,6 +105,9 @@ export class EngineDetails {
       numGpuBlocks: this.#metrics.numGpuBlocks ?? 0,
       templateFingerprint: this.#templateFingerprint,
       dataParallelSize,
+      kvGroups: this.#learnt.kvGroups,
+      handles: this.#learnt.handles,
+      tokenizeMembers: [...honouredMembers(this.#version)],
     });
   }
 
@@ -116,6 +129,7 @@ export class EngineDetails {
   /** Another process has its place; its models stay until they are read. */
   forget(): void {
     this.#sentLoad = undefined;
+    this.#learnt = UNLEARNT;
     this.#metrics = {};
     this.#version = '';
     this.#kind = '';

@@ -14,6 +14,7 @@ import {
 import type { InstanceSpec } from '../core/instance-spec.ts';
 import type { ProbeHealth, ProbePart, ProbeResult } from '../engine/probe.ts';
 import { type DescribedEngine, EngineDetails, type SentLoad } from './engine-details.ts';
+import type { LearntOfEngine } from './instance-view.ts';
 import type { InstancePins } from './pin-watch.ts';
 import { SignsOfLife } from './signs-of-life.ts';
 
@@ -176,6 +177,11 @@ export class InstanceRecord {
   /** Takes what a trial found out about reading from decode engines; holds for the current life. */
   noteBidirectional(state: 'on' | 'off'): void {
     this.#bidirectional = state;
+  }
+
+  /** Takes what its replies showed; holds for the current life. */
+  noteLearnt(learnt: LearntOfEngine): void {
+    this.#engine.learn(learnt);
   }
 
   /** Takes what stored handles pin on it. */

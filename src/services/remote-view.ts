@@ -50,6 +50,8 @@ export class RemoteView implements InstanceView, AsyncDisposable {
 
   readonly noteBidirectional = (): void => {};
 
+  readonly noteLearnt = (): void => {};
+
   readonly drain = (instanceId: string, reason: string): void => {
     const known = this.#byId.get(instanceId);
     if (known !== undefined && known.state !== InstanceState.GONE) {

@@ -15,7 +15,7 @@ import type { Decision } from '../core/plan.ts';
 import { CONVERTIBLE_VERSIONS } from '../core/whole-stream.ts';
 import type { BidirectionalTrials, HungVerdict } from './bidirectional-trials.ts';
 import type { ConversationMemory } from './conversation-memory.ts';
-import { type HandleHabits, streamsHandles } from './handle-habits.ts';
+import type { HandleHabits } from './handle-habits.ts';
 import { isSameLife } from './instance-record.ts';
 import type { InstanceView } from './instance-view.ts';
 import type { ReusePlanner, ReuseStep } from './reuse-planner.ts';
@@ -179,7 +179,7 @@ export class Reuse {
   #isConverted({ stream, convertible }: RequestFacts, decode: Instance | undefined): boolean {
     const { convertsStreams, hasHandles } = this.#options;
     if (decode === undefined || !stream || !convertible || !hasHandles || !convertsStreams()) return false;
-    return !streamsHandles(decode) && CONVERTIBLE_VERSIONS.test(decode.engine?.version ?? '');
+    return !this.#parts.habits.streams(decode) && CONVERTIBLE_VERSIONS.test(decode.engine?.version ?? '');
   }
 
   #prepared(

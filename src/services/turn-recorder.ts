@@ -10,7 +10,7 @@ import { isInTokens } from '../core/prompt-members.ts';
 import type { CachedPrefixes } from './cached-prefixes.ts';
 import type { ConversationMemory } from './conversation-memory.ts';
 import { toDuration, toMs } from './durations.ts';
-import { type HandleHabits, streamsHandles } from './handle-habits.ts';
+import type { HandleHabits } from './handle-habits.ts';
 import type { GuardMode, ReusePlanner } from './reuse-planner.ts';
 
 /** A finished turn, as the router knows it. */
@@ -71,7 +71,7 @@ export class TurnRecorder {
   async record(turn: FinishedTurn): Promise<HandleFate> {
     const { facts, decode, report, prefillId, handedOver, streamed } = turn;
     const { handle } = report;
-    if (handedOver) this.#habits.note(decode, streamed, handle !== undefined);
+    if (handedOver) this.#habits.note(decode, streamed, handle !== undefined, handle?.remoteBlockIds?.groups.length);
     this.#noteCached(turn);
     const remember = (noHandle: ReuseOutcome | undefined) => {
       if (facts.conversationId === '') return;
@@ -164,7 +164,7 @@ export class TurnRecorder {
   }
 
   #whyNoHandle({ streamed, decode }: FinishedTurn): ReuseOutcome {
-    if (streamed && !streamsHandles(decode)) return ReuseOutcome.MISS_UNSUPPORTED_STREAM;
+    if (streamed && !this.#habits.streams(decode)) return ReuseOutcome.MISS_UNSUPPORTED_STREAM;
     return ReuseOutcome.MISS_NO_HANDLE;
   }
 }

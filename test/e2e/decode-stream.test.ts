@@ -1,4 +1,6 @@
 import { describe, expect, test } from 'vitest';
+import { Role } from '../../gen/baton/v1/instance_pb.ts';
+import { connectRemote } from '../../src/rpc/clients.ts';
 import { Conversation, chatWithPlan } from '../support/conversation.ts';
 import { contentOf, type HarnessOptions, post } from '../support/harness.ts';
 import { engine, legsOf, startLadder } from './ladder-support.ts';
@@ -38,6 +40,9 @@ describe('engines that give handles in whole replies alone', () => {
     expect(talk.outcomes.slice(1)).toEqual(['hit', 'hit']);
     const legs = legsOf(engine(harness.decode));
     expect(legs.map(({ body }) => body['stream'])).toEqual([false, false, false]);
+    using remote = connectRemote({ url: harness.rpcUrl });
+    const { instances } = await remote.poolRegistry.listInstances({ filter: { role: Role.DECODE } });
+    expect(instances[0]?.engine).toMatchObject({ version: '0.32.0', kvGroups: 1, handles: 'whole' });
     await harness.expectUnharmed();
   });
 

@@ -81,6 +81,10 @@ test('adds, lists, drains, resumes and removes an engine of a running registry',
     /^127\.0\.0\.1:9 +prefill +starting +probe_refused +- +- +- +1 +\? +http:\/\/127\.0\.0\.1:9$/,
   );
   expect(lines[2]).toMatch(/^d1 +decode +ready +probe_ok +0 +0% +(?:-|0%) +1 +sim-model +http:/);
+  const wide = (await run('list', '-o', 'wide')).out.split('\n');
+  expect(wide[0]).toMatch(/ URL +ENGINE +BLOCK +BLOCKS +GROUPS +HANDLES +BIDI +EXPIRED +TOKENIZE$/);
+  expect(wide[1]).toMatch(/ - +- +- +- +- +auto +- +-$/);
+  expect(wide[2]).toMatch(/ vllm 0\.33\.0 +16 +\d+ +- +- +auto +0 +add_generation_prompt,.*tools$/);
   expect(JSON.parse((await run('list', '--json', '--role', 'decode')).out)).toMatchObject([
     { id: 'd1', role: 'ROLE_DECODE', state: 'INSTANCE_STATE_READY', labels: { zone: 'a' } },
   ]);

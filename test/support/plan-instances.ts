@@ -46,6 +46,9 @@ export class Pools implements InstanceView {
   readonly noteBidirectional = (id: string, state: string) => {
     this.noted.push(`${id} ${state}`);
   };
+  readonly noteLearnt = (id: string, { handles }: { readonly handles: string }) => {
+    this.noted.push(`${id} ${handles}`);
+  };
   readonly drain = (id: string) => {
     this.noted.push(`${id} drain`);
   };

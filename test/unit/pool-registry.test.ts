@@ -689,3 +689,21 @@ it('what handles pin shows until another process has the place; what ran out is 
   expect(generation()).toBe(2);
   expect([only().pins, only().kvExpired]).toEqual([undefined, undefined]);
 });
+
+it('what replies show of an engine holds for the life that it is of', async () => {
+  const { clock, registry, only, world } = setUp();
+  const start = (processStartSeconds: number) => {
+    world.reply = async () => good({ processStartSeconds, blockSize: 16 });
+  };
+  start(100);
+  await clock.pass(10);
+  expect(only().engine).toMatchObject({ version: '0.33.0', blockSize: 16, handles: '', kvGroups: 0 });
+  expect(only().engine?.tokenizeMembers).toContain('chat_template_kwargs');
+  registry.noteLearnt('a:1', { handles: 'all', kvGroups: 1 }, 2);
+  expect(only().engine?.handles).toBe('');
+  registry.noteLearnt('a:1', { handles: 'whole', kvGroups: 1 }, 1);
+  expect(only().engine).toMatchObject({ handles: 'whole', kvGroups: 1 });
+  start(200);
+  await clock.pass(10_000);
+  expect(only().engine).toMatchObject({ handles: '', kvGroups: 0 });
+});

@@ -112,6 +112,7 @@ function setUp(options: {
     onChange: () => () => undefined,
     notePassive: () => undefined,
     noteBidirectional: () => undefined,
+    noteLearnt: () => undefined,
     drain: () => undefined,
   };
   const trials = new BidirectionalTrials();

@@ -37,7 +37,7 @@ import { type Clock, SYSTEM_CLOCK } from '../clock.ts';
 import type { DescribedEngine } from '../engine-details.ts';
 import { passesFilter } from '../instance-filter.ts';
 import { type HealthSettings, isSameLife } from '../instance-record.ts';
-import type { InstanceView } from '../instance-view.ts';
+import type { InstanceView, LearntOfEngine } from '../instance-view.ts';
 import { toWatchResponses } from '../instance-watch.ts';
 import { clampPageSize, decodePageToken, encodePageToken } from '../page-token.ts';
 import type { InstancePins } from '../pin-watch.ts';
@@ -152,6 +152,14 @@ export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, In
     const member = this.#member(instanceId);
     if (member === undefined) return;
     member.record.noteBidirectional(state);
+    this.#pool.publish(member.record);
+  };
+
+  /** Takes what replies showed of an engine; shows in ListInstances. */
+  readonly noteLearnt = (instanceId: string, learnt: LearntOfEngine, generation: number): void => {
+    const member = this.#member(instanceId);
+    if (member?.record.incarnation.generation !== generation) return;
+    member.record.noteLearnt(learnt);
     this.#pool.publish(member.record);
   };
 
