@@ -4,6 +4,7 @@ import {
   type ExplainRouteResponse,
   ExplainRouteResponseSchema,
   type Plan,
+  ReuseOutcome,
   type Target,
 } from '../../gen/baton/v1/router_pb.ts';
 import type { Config } from '../config/config.ts';
@@ -11,7 +12,7 @@ import { whyUnread } from '../config/unread.ts';
 import type { Logger } from '../obs/log.ts';
 import { explainRequest } from '../roles/explain.ts';
 import { roleWord } from '../services/instance-words.ts';
-import { modeName } from '../services/plan-message.ts';
+import { modeName, outcomeName } from '../services/plan-message.ts';
 import { FAILED, OK, USAGE } from './exit-codes.ts';
 
 /** What `baton explain` is asked for. */
@@ -68,7 +69,14 @@ function table({ plan }: ExplainRouteResponse): string {
       .trimEnd(),
   );
   const head = `plan: ${modeName(mode)} (${reason})${connector === '' ? '' : `, connector ${connector}`}`;
-  return `${head}\n\n${lines.join('\n')}\n`;
+  return `${head}\n${reuseOf(plan)}\n${lines.join('\n')}\n`;
+}
+
+/** A line about what earlier turns left; empty for a first turn. */
+function reuseOf({ prefillHandle, reuseOutcome }: Plan): string {
+  if (prefillHandle !== undefined)
+    return "reuse: the handle of an earlier turn, if the prompt's tokens are proven equal\n";
+  return reuseOutcome === ReuseOutcome.UNSPECIFIED ? '' : `reuse: ${outcomeName(reuseOutcome)}\n`;
 }
 
 function rowsOf({ prefill, decode, verdicts }: Plan): readonly (readonly string[])[] {

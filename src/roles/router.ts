@@ -157,6 +157,7 @@ function buildReuse(
     {
       clientBound: config.identity.clientBound,
       hasHandles: firstTokenConnector(config) === undefined,
+      guard,
       convertsStreams: () => settings.current.reuse.decodeStream === 'convert',
       observe: {
         handleFate: (fate) => metrics.decodeHandle(fate),

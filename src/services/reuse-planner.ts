@@ -75,7 +75,7 @@ export type ReuseStep =
       readonly admission: Admission;
     }
   /** Of any of these instances, the first one best. */
-  | { readonly kind: 'need-tokens'; readonly instances: readonly Instance[] }
+  | { readonly kind: 'need-tokens'; readonly instances: readonly Instance[]; readonly ownerId: string }
   /** The decode instance is to compute the little that it does not hold; the stored handle stays. */
   | { readonly kind: 'local'; readonly ownerId: string }
   | {
@@ -195,7 +195,7 @@ export class ReusePlanner {
       // Equal short prompts come again and again: what cannot become a hit is not worth the question for their tokens.
       const isShort = look.entries.every(({ cachedTokens }) => cachedTokens < MIN_TOKENS);
       if (isShort && mayBeFirst(facts)) return cold(ReuseOutcome.MISS_TOO_SMALL, ownerId);
-      if (prompt === undefined) return { kind: 'need-tokens', instances: this.#tokenizers(readers, ownerId) };
+      if (prompt === undefined) return { kind: 'need-tokens', instances: this.#tokenizers(readers, ownerId), ownerId };
       if (prompt.tokenIds.length === 0) return cold(ReuseOutcome.MISS_UNVERIFIABLE, ownerId);
       if (this.#isTailShort(request, key, ownerId)) return { kind: 'local', ownerId };
     }

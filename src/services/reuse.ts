@@ -18,7 +18,7 @@ import type { ConversationMemory } from './conversation-memory.ts';
 import type { HandleHabits } from './handle-habits.ts';
 import { isSameLife } from './instance-record.ts';
 import type { InstanceView } from './instance-view.ts';
-import type { ReusePlanner, ReuseStep } from './reuse-planner.ts';
+import type { GuardMode, ReusePlanner, ReuseStep } from './reuse-planner.ts';
 import type { HandleFate, TurnRecorder } from './turn-recorder.ts';
 
 type PlanDecision = Extract<Decision, { readonly kind: 'plan' }>;
@@ -37,6 +37,7 @@ export interface ReuseOptions {
   readonly clientBound: boolean;
   /** Decode instances give handles; else an instance that served a conversation before is not preferred. */
   readonly hasHandles: boolean;
+  readonly guard: GuardMode;
   /** Streamed turns run as whole ones on engines that give handles in whole replies alone. */
   readonly convertsStreams: () => boolean;
   readonly observe: ReuseObserver;
@@ -64,6 +65,14 @@ export interface PrepareRequest {
   /** Whether the two are kept apart for the moment, because KV did not get from the one to the other. */
   readonly isPairAvoided: (prefillId: string, decodeId: string) => boolean;
   readonly signal: AbortSignal;
+}
+
+/** What a dry run sees of earlier turns. */
+export interface LookedAt {
+  readonly decision: PlanDecision;
+  readonly outcome: ReuseOutcome;
+  /** Prefill instances that would get a handle, the first one first, if the prompt's tokens are proven equal. */
+  readonly readers: readonly Instance[];
 }
 
 /** Result of a turn, for {@link PreparedReuse.finish}. */
@@ -113,6 +122,41 @@ export class Reuse {
   async prepare(request: PrepareRequest): Promise<PreparedReuse | Extract<ReuseStep, { kind: 'need-tokens' }>> {
     const { facts, decision } = request;
     if (decision.mode !== PlanMode.PREFILL_DECODE) return this.#local(request);
+    const { near, prefillFor } = this.#around(request);
+    const step = await this.#parts.planner.plan({ ...request, prefillFor });
+    if (step.kind === 'need-tokens') return step;
+    if (step.kind === 'local') return this.#shortTail(request, step.ownerId, near);
+    const hit = step.kind === 'hit' ? step : undefined;
+    const preferred = this.#prefer(request, step, near);
+    return this.#prepared(facts, preferred, step.outcome, hit);
+  }
+
+  /** What a plan begins with, for a dry run: nothing is claimed, and no tokens are compared. */
+  async look(request: Omit<PrepareRequest, 'prompt'>): Promise<LookedAt> {
+    const { decision } = request;
+    const unproven = { ...request, prompt: undefined };
+    if (decision.mode !== PlanMode.PREFILL_DECODE || this.#options.guard !== 'exact') {
+      return { decision, outcome: this.#local(unproven).outcome, readers: [] };
+    }
+    const { near, prefillFor } = this.#around(unproven);
+    const step = await this.#parts.planner.plan({ ...unproven, prefillFor });
+    if (step.kind === 'cold') {
+      return { decision: this.#prefer(unproven, step, near), outcome: step.outcome, readers: [] };
+    }
+    if (step.kind !== 'need-tokens') throw new TypeError('a plan without tokens has claimed something');
+    const readers = prefillFor(step.ownerId).filter(({ id }) => step.instances.some((one) => one.id === id));
+    const found = { kind: 'cold', outcome: ReuseOutcome.UNSPECIFIED, ownerId: step.ownerId } as const;
+    const preferred = this.#prefer(unproven, found, near);
+    return {
+      decision: { ...preferred, prefill: first(preferred.prefill, readers.slice(0, 1)) },
+      outcome: found.outcome,
+      readers,
+    };
+  }
+
+  /** The decision around a decode instance, and who could read from it. */
+  #around(request: PrepareRequest) {
+    const { facts, decision } = request;
     let around = decision;
     const near = (decodeId: string): PlanDecision => {
       // A large pool is not ranked whole, and instances of several kinds are not ranked together.
@@ -122,12 +166,7 @@ export class Reuse {
     };
     const prefillFor = (ownerId: string) =>
       this.#readers(facts, near(ownerId)).filter(({ id }) => !request.isPairAvoided(id, ownerId));
-    const step = await this.#parts.planner.plan({ ...request, prefillFor });
-    if (step.kind === 'need-tokens') return step;
-    if (step.kind === 'local') return this.#shortTail(request, step.ownerId, near);
-    const hit = step.kind === 'hit' ? step : undefined;
-    const preferred = this.#prefer(request, step, near);
-    return this.#prepared(facts, preferred, step.outcome, hit);
+    return { near, prefillFor };
   }
 
   /**

@@ -13,6 +13,7 @@ import {
   type PlanRouteRequest,
   type PlanRouteResponse,
   PlanRouteResponseSchema,
+  PrefillHandleSchema,
   type ReportOutcomeRequest,
   type ReportOutcomeResponse,
   ReportOutcomeResponseSchema,
@@ -31,7 +32,7 @@ import { modeName, toPlan } from './plan-message.ts';
 import { PoolCache } from './pool-cache.ts';
 import { type QueueLimits, RequestQueue } from './request-queue.ts';
 import { type FinishedPlan, PLACES, policyRequest, Reservations } from './reservations.ts';
-import type { PreparedReuse, Reuse } from './reuse.ts';
+import type { PreparedReuse, PrepareRequest, Reuse } from './reuse.ts';
 import { type SeatLimits, type SeatStart, Seats } from './seats.ts';
 
 /** Settings of {@link RouterService}, read when they are used; times in milliseconds. */
@@ -211,20 +212,31 @@ export class RouterService {
   ): Promise<Awaited<ReturnType<Reuse['prepare']>> | undefined> {
     const { reuse } = this.#options;
     if (reuse === undefined) return undefined;
-    const { decision, held } = placed;
-    const excluded = new Set(excludedInstanceIds);
-    const inFlight = (id: string) => this.inFlight(id) - (held.includes(id) ? 1 : 0);
-    const isPairAvoided = (prefillId: string, decodeId: string) => this.breakers.isPairAvoided(prefillId, decodeId);
-    const withDecode = (decode: string) => {
-      const other = this.#decide(facts, excluded, { decode });
-      return other.kind === 'plan' && other.decode[0]?.id === decode ? other : decision;
-    };
+    const around = this.#aroundOf(facts, placed, new Set(excludedInstanceIds));
     try {
-      return await reuse.prepare({ facts, decision, prompt, inFlight, withDecode, isPairAvoided, signal });
+      return await reuse.prepare({ ...around, prompt, signal });
     } catch (error) {
       this.#leave(placed);
       throw error;
     }
+  }
+
+  /** What reuse may ask about a decision. */
+  #aroundOf(
+    facts: RequestFacts,
+    { decision, held }: Placed,
+    excluded: ReadonlySet<string>,
+  ): Omit<PrepareRequest, 'prompt' | 'signal'> {
+    return {
+      facts,
+      decision,
+      inFlight: (id) => this.inFlight(id) - (held.includes(id) ? 1 : 0),
+      isPairAvoided: (prefillId, decodeId) => this.breakers.isPairAvoided(prefillId, decodeId),
+      withDecode: (decode) => {
+        const other = this.#decide(facts, excluded, { decode });
+        return other.kind === 'plan' && other.decode[0]?.id === decode ? other : decision;
+      },
+    };
   }
 
   /** Finds a pair with room for the request, at once or when it is its turn, and takes the places. */
@@ -330,17 +342,27 @@ export class RouterService {
     return create(ReportOutcomeResponseSchema);
   }
 
-  async explainRoute(request: ExplainRouteRequest): Promise<ExplainRouteResponse> {
+  async explainRoute(request: ExplainRouteRequest, { signal }: RouterCall): Promise<ExplainRouteResponse> {
     const facts = requireFacts(request.facts);
     const excluded = new Set(request.excludedInstanceIds);
     const decided = this.#decide(facts, excluded, this.#options.bindings?.bound(facts));
-    const decision = decided.kind === 'plan' ? this.#avoidPairs(decided) : decided;
+    const around =
+      decided.kind === 'plan' ? this.#aroundOf(facts, { decision: decided, held: [] }, excluded) : undefined;
+    const looked = around && (await this.#options.reuse?.look({ ...around, signal }));
+    const chosen = looked?.decision ?? decided;
+    const decision = chosen.kind === 'plan' ? this.#avoidPairs(chosen) : chosen;
     const losers = explainLosers(this.#pools.of(facts.model, this.#barred(excluded)), decision, facts.model);
     if (decision.kind === 'unknown-model') throw noRoute(facts, decision);
     const told = new Set(decision.verdicts.map(({ instanceId }) => instanceId));
     const verdicts = [...decision.verdicts, ...losers.filter(({ instanceId }) => !told.has(instanceId))];
     if (decision.kind === 'no-route') throw noRoute(facts, decision, verdicts);
-    return create(ExplainRouteResponseSchema, { plan: this.#toPlan(facts, { ...decision, verdicts }, '') });
+    const plan = this.#toPlan(facts, { ...decision, verdicts }, '');
+    if (looked !== undefined) plan.reuseOutcome = looked.outcome;
+    if (looked !== undefined && looked.readers.length > 0) {
+      plan.mode = PlanMode.PREFILL_DECODE_REUSE;
+      plan.prefillHandle = create(PrefillHandleSchema, { instanceIds: looked.readers.map(({ id }) => id) });
+    }
+    return create(ExplainRouteResponseSchema, { plan });
   }
 
   /** Ends the claim, and stores what the turn left for the next one. */

@@ -1,5 +1,8 @@
+import type { MessageInitShape } from '@bufbuild/protobuf';
 import OpenAI from 'openai';
 import { expect, test } from 'vitest';
+import { PlanMode, type RequestFactsSchema, ReuseOutcome } from '../../gen/baton/v1/router_pb.ts';
+import { connectRemote } from '../../src/rpc/clients.ts';
 import { contentOf, type Harness, post, startHarness } from '../support/harness.ts';
 
 /** What a handle has to save, with the default of `reuse.min_saved_tokens`, and short rests that stay on decode. */
@@ -73,4 +76,24 @@ test('a short rest stays on the decode engine, and the handle is still there for
   expect(harness.log.findLast(({ msg }) => msg === 'request')).toMatchObject({ plan_reason: 'short_tail' });
   messages.push({ role: 'user', content: 'Now what takes longer to say than so many tokens. '.repeat(4) });
   expect(await ask(10)).toBe('hit');
+});
+
+test('a dry run says that there is a handle, who would read it and where the turn would stay, and takes nothing', async () => {
+  await using harness = await startHarness({ engine: ENGINE, flags: DEFAULT });
+  await harness.ready();
+  const remote = connectRemote({ url: harness.rpcUrl });
+  const explain = async (facts: MessageInitShape<typeof RequestFactsSchema>) =>
+    (await remote.router.explainRoute({ facts: { requestId: 'r', tenant: 'anonymous', model: 'sim-model', ...facts } }))
+      .plan;
+  const named = { conversationId: 'dry', continues: true };
+  expect(await explain(named)).toMatchObject({ mode: PlanMode.PREFILL_DECODE, reuseOutcome: ReuseOutcome.MISS_NEVER });
+  const messages = opening();
+  await turn(harness, messages, 100, { conversation_id: 'dry' });
+  const [decode] = harness.log.filter(({ msg }) => msg === 'request').map((line) => line['decode_instance']);
+  await expect.poll(async () => (await explain(named))?.mode, { timeout: 5000 }).toBe(PlanMode.PREFILL_DECODE_REUSE);
+  const plan = await explain(named);
+  expect(plan).toMatchObject({ decode: { instanceId: decode }, prefillHandle: { claimId: '' } });
+  expect(plan?.prefillHandle?.instanceIds[0]).toBe(plan?.prefill?.instanceId);
+  expect(await turn(harness, messages, 10, { conversation_id: 'dry' })).toBe('hit');
+  remote[Symbol.dispose]();
 });

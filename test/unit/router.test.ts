@@ -18,6 +18,8 @@ import { decodeOf, Pools, prefillOf } from '../support/plan-instances.ts';
 const READY = [prefillOf('p1'), prefillOf('p2'), decodeOf('d1'), decodeOf('d2'), decodeOf('d3')];
 const DOWN = READY.map((instance) => ({ ...instance, state: InstanceState.SUSPECT }));
 
+const NO_ABORT = { signal: new AbortController().signal };
+
 interface Setup {
   readonly router: RouterService;
   readonly pools: Pools;
@@ -122,7 +124,7 @@ describe('turns', () => {
     const { router } = setup();
     const facts = { requestId: 'r', model: 'm' };
     for (let i = 0; i < 3; i++) {
-      const { plan } = await router.explainRoute(create(ExplainRouteRequestSchema, { facts }));
+      const { plan } = await router.explainRoute(create(ExplainRouteRequestSchema, { facts }), NO_ABORT);
       expect(plan === undefined ? '' : pairOf(plan)).toBe('p1>d1');
     }
     expect(await reasonOf(planOf(router, { model: 'nobody' }))).toBe('MODEL_NOT_FOUND');
@@ -239,7 +241,7 @@ describe('a plan', () => {
     const { router } = setup();
     const signal = new AbortController().signal;
     expect(await reasonOf(router.planRoute(create(PlanRouteRequestSchema), { signal }))).toBe('INVALID_ARGUMENT');
-    expect(await reasonOf(router.explainRoute(create(ExplainRouteRequestSchema)))).toBe('INVALID_ARGUMENT');
+    expect(await reasonOf(router.explainRoute(create(ExplainRouteRequestSchema), NO_ABORT))).toBe('INVALID_ARGUMENT');
   });
 });
 
@@ -326,7 +328,7 @@ describe('breakers', () => {
     const facts = { requestId: 'r', model: 'm' };
     const pairs = new Set<string>();
     for (let i = 0; i < 12; i++) {
-      const explained = await router.explainRoute(create(ExplainRouteRequestSchema, { facts }));
+      const explained = await router.explainRoute(create(ExplainRouteRequestSchema, { facts }), NO_ABORT);
       const plan = await planOf(router);
       expect(explained.plan?.decode?.instanceId).toBe(plan.decode?.instanceId);
       pairs.add(pairOf(plan));
@@ -340,7 +342,7 @@ describe('breakers', () => {
 describe('a dry run', () => {
   const of = (id: string, version: string) => ({ id, engine: create(EngineInfoSchema, { kind: 'vllm', version }) });
   const explain = (router: RouterService) =>
-    router.explainRoute(create(ExplainRouteRequestSchema, { facts: { requestId: 'r', model: 'm' } }));
+    router.explainRoute(create(ExplainRouteRequestSchema, { facts: { requestId: 'r', model: 'm' } }), NO_ABORT);
 
   test('says of each other instance why it lost', async () => {
     const [old, next] = ['0.32.0', '0.33.0'];
@@ -476,7 +478,7 @@ describe('limits', () => {
     const second = await planOf(router);
     expect(second.decodeFallbacks.map(({ instanceId }) => instanceId)).not.toContain(first.decode?.instanceId);
     const facts = { requestId: 'r', model: 'm' };
-    const { plan } = await router.explainRoute(create(ExplainRouteRequestSchema, { facts }));
+    const { plan } = await router.explainRoute(create(ExplainRouteRequestSchema, { facts }), NO_ABORT);
     expect(plan?.verdicts.filter(({ reason }) => reason === 'full')).toHaveLength(2);
   });
 

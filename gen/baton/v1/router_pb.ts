@@ -838,7 +838,7 @@ export type ExplainRouteRequest = Message<"baton.v1.ExplainRouteRequest"> & {
   facts?: RequestFacts | undefined;
 
   /**
-   * Tokens of the prompt; without them a stored handle is looked at and not proven.
+   * Tokens of the prompt. A dry run claims nothing, so that a stored handle is looked at and not proven.
    *
    * @generated from field: baton.v1.PromptTokens prompt = 2;
    */
@@ -866,7 +866,8 @@ export const ExplainRouteRequestSchema: GenMessage<ExplainRouteRequest> = /*@__P
  */
 export type ExplainRouteResponse = Message<"baton.v1.ExplainRouteResponse"> & {
   /**
-   * The plan that would be made; its plan_id is empty, and a prefill handle has neither claim nor params.
+   * The plan that would be made; its plan_id is empty, and of a prefill handle it tells only who would get it, if the
+   * prompt's tokens are proven equal.
    *
    * @generated from field: baton.v1.Plan plan = 1;
    */
