@@ -4,7 +4,7 @@ import { execFileSync } from 'node:child_process';
 import { mkdirSync, mkdtempSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
-import { join, resolve } from 'node:path';
+import { dirname, join, resolve } from 'node:path';
 import { crc32 } from 'node:zlib';
 import { build } from 'esbuild';
 import { licenseText } from './licenses.mjs';
@@ -25,6 +25,37 @@ function zeromqLibrary() {
 }
 
 const own = (path) => new RegExp(`/${path.replaceAll(/[/.]/g, '[/.]')}$`);
+
+/**
+ * undici loads all that it has with its index; a start needs two of its classes. The others are loaded when they are asked
+ * for, from the index as it is.
+ */
+const lazyUndici = {
+  name: 'lazy-undici',
+  setup: ({ onResolve, onLoad }) => {
+    const index = join(root, 'node_modules', 'undici', 'index.js');
+    const names = Object.keys(createRequire(import.meta.url)('undici'));
+    const soon = { Client: 'client', Pool: 'pool' };
+    const later = names.filter((name) => !Object.hasOwn(soon, name));
+    const contents = [
+      "Object.assign(require('./lib/dispatcher/dispatcher').prototype, require('./lib/api'));",
+      ...Object.entries(soon).map(([name, file]) => `exports.${name} = require('./lib/dispatcher/${file}');`),
+      ...later.map(
+        (name) =>
+          `Object.defineProperty(exports, '${name}', { enumerable: true, get: () => require('undici-index').${name} });`,
+      ),
+    ].join('\n');
+    onResolve({ filter: /^undici-index$/ }, () => ({ path: index, namespace: 'undici-index' }));
+    onLoad({ filter: /.*/, namespace: 'undici-index' }, () => ({
+      contents: readFileSync(index, 'utf8'),
+      resolveDir: dirname(index),
+    }));
+    onLoad({ filter: own('node_modules/undici/index.js'), namespace: 'file' }, () => ({
+      contents,
+      resolveDir: dirname(index),
+    }));
+  },
+};
 
 /** Puts in the place of modules that read files beside themselves what the executable knows without them. */
 function inPlaceOf(sums) {
@@ -68,7 +99,7 @@ async function bundle(entry, sums, outfile, more = {}) {
     // Read as Latin-1, the cheapest way to a string.
     charset: 'ascii',
     logLevel: 'warning',
-    plugins: [inPlaceOf(sums)],
+    plugins: [inPlaceOf(sums), lazyUndici],
     ...more,
   });
   return metafile;

@@ -1,17 +1,15 @@
 // The licences of all that is inside the executable.
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
-import { join } from 'node:path';
+import { join, resolve } from 'node:path';
 
 const LINE = '='.repeat(120);
 
 /** The text for a bundle, from esbuild's metafile: baton, Node, then each package by name. */
 export function licenseText(root, metafile) {
-  const folders = new Set(
-    Object.keys(metafile.inputs)
-      .map(packageFolder)
-      .filter((folder) => folder !== undefined),
-  );
-  const packages = [...folders].map((folder) => readPackage(join(root, folder)));
+  const inside = Object.keys(metafile.inputs)
+    .map(packageFolder)
+    .filter((folder) => folder !== undefined);
+  const packages = [...new Set(inside.map((folder) => resolve(root, folder)))].map(readPackage);
   packages.sort((a, b) => (a.title < b.title ? -1 : 1));
   const own = { title: 'baton', text: readFileSync(join(root, 'LICENSE'), 'utf8') };
   const all = [own, readNode(root), ...packages, ...readZeromq(root)];
@@ -22,7 +20,7 @@ export function licenseText(root, metafile) {
 
 /** The innermost package that a file is of. */
 function packageFolder(file) {
-  return /^(.*node_modules\/(?:@[^/]+\/)?[^/]+)\//.exec(file)?.[1];
+  return /^(?:[\w-]+:)?(.*node_modules\/(?:@[^/]+\/)?[^/]+)\//.exec(file)?.[1];
 }
 
 function readPackage(folder) {
