@@ -16,7 +16,7 @@ import {
 } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { checkVersion, moveUnreleased } from './changelog.mjs';
+import { checkVersion, moveUnreleased } from './changelog.ts';
 
 class Refused extends Error {}
 
@@ -30,6 +30,9 @@ function main([version, ...rest]) {
   try {
     const clone = join(scratch, 'baton');
     run(root, 'git', 'clone', '--quiet', root, clone);
+    // Nobody has to be named for a commit that is thrown away.
+    run(clone, 'git', 'config', 'user.name', 'dry run');
+    run(clone, 'git', 'config', 'user.email', 'dry-run@localhost');
     symlinkSync(join(root, 'node_modules'), join(clone, 'node_modules'));
     if (run(root, 'git', 'status', '--porcelain') !== '') say('not committed, so not in this dry run: see git status');
     return release(clone, version);
@@ -42,8 +45,8 @@ function release(root, version) {
   const manifest = read(root, 'package.json');
   const changelog = read(root, 'CHANGELOG.md');
   const tags = run(root, 'git', 'tag', '--list', 'v*').split('\n').filter(Boolean);
-  // node_modules is a link in the clone of a dry run, which .gitignore does not know.
-  const changed = run(root, 'git', 'status', '--porcelain', '--untracked-files=no');
+  // node_modules is a link in the clone of a dry run, which .gitignore does not name.
+  const changed = run(root, 'git', 'status', '--porcelain', '--', '.', ':!node_modules');
   if (changed !== '') throw new Refused(`the work tree is not clean; commit or stash:\n${changed}`);
   const bad = checkVersion(version, tags);
   if (bad !== undefined) throw new Refused(bad);

@@ -3,7 +3,7 @@
 const FORM = /^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(?:-([0-9a-z.-]+))?$/i;
 
 /** Why a version cannot be released after those of `tags` (v1.2.3), as a sentence; undefined where it can. */
-export function checkVersion(version, tags) {
+export function checkVersion(version: string, tags: readonly string[]): string | undefined {
   if (!FORM.test(version)) return `${version} is no version: expected MAJOR.MINOR.PATCH, as in 1.2.3 or 1.3.0-rc.1`;
   if (tags.includes(`v${version}`)) return `there is a tag v${version} already`;
   const later = tags.map((tag) => tag.slice(1)).find((tag) => FORM.test(tag) && compare(tag, version) > 0);
@@ -11,20 +11,30 @@ export function checkVersion(version, tags) {
 }
 
 /** Below 0 where `a` comes before `b`; a version with a suffix comes before the one without. */
-function compare(a, b) {
-  const [, ...left] = FORM.exec(a);
-  const [, ...right] = FORM.exec(b);
+function compare(a: string, b: string): number {
+  const [, ...left] = FORM.exec(a) ?? [];
+  const [, ...right] = FORM.exec(b) ?? [];
   for (let i = 0; i < 3; i += 1) if (left[i] !== right[i]) return Number(left[i]) - Number(right[i]);
-  if (left[3] === right[3]) return 0;
-  if (left[3] === undefined) return 1;
-  if (right[3] === undefined) return -1;
-  return left[3].localeCompare(right[3], 'en', { numeric: true });
+  const [, , , leftSuffix] = left;
+  const [, , , rightSuffix] = right;
+  if (leftSuffix === rightSuffix) return 0;
+  if (leftSuffix === undefined) return 1;
+  if (rightSuffix === undefined) return -1;
+  return leftSuffix.localeCompare(rightSuffix, 'en', { numeric: true });
 }
 
-/** `{ changelog, notes }` with what was unreleased under the version; undefined where nothing is. */
-export function moveUnreleased(changelog, version, date) {
-  const [head, notes, rest] =
-    /^([\s\S]*?^## \[Unreleased\]\n)([\s\S]*?)(?=^## |$(?![\s\S]))([\s\S]*)$/m.exec(changelog)?.slice(1) ?? [];
+/** A changelog in which what was unreleased has its version. */
+interface Moved {
+  readonly changelog: string;
+  /** What was unreleased. */
+  readonly notes: string;
+}
+
+const UNRELEASED = /^([\s\S]*?^## \[Unreleased\]\n)([\s\S]*?)(?=^## |$(?![\s\S]))([\s\S]*)$/m;
+
+/** Moves what is unreleased under the version; undefined where nothing is. */
+export function moveUnreleased(changelog: string, version: string, date: string): Moved | undefined {
+  const [, head, notes, rest] = UNRELEASED.exec(changelog) ?? [];
   if (notes === undefined || !/^- /m.test(notes)) return undefined;
   return { changelog: `${head}\n## [${version}] - ${date}\n${notes}${rest}`, notes: notes.trim() };
 }
