@@ -9,6 +9,13 @@ export interface LinkRules {
   readonly autolink: boolean;
 }
 
+/** A request as far as its history goes. */
+export interface LinkedRequest {
+  readonly api: Api;
+  readonly body: Uint8Array;
+  readonly scan: ScannedObject;
+}
+
 /** Where the handle of a request's turn is put, and where those of earlier turns are looked for. */
 export interface TurnLink {
   /** Empty where the turn is in no conversation. */
@@ -26,16 +33,14 @@ export interface TurnLink {
 export function linkTurn(
   rules: LinkRules,
   named: string,
-  api: Api,
-  body: Uint8Array,
-  scan: ScannedObject,
+  request: LinkedRequest,
   createHash: () => IncrementalHash,
 ): TurnLink {
-  if (rules.guard === 'history' && named !== '') return byHistoryOf(named, api, body, scan, createHash);
+  if (rules.guard === 'history' && named !== '') return byHistoryOf(named, request, createHash);
   if (named !== '' || !findsByHistory(rules)) {
     return { conversationId: named, lookups: [], derived: false };
   }
-  const [own, lookups] = ownAndLookups(api, body, scan, createHash);
+  const [own, lookups] = ownAndLookups(request, createHash);
   if (own === undefined) return UNLINKED;
   return { conversationId: derivedId(own), lookups: lookups.map(derivedId), derived: true };
 }
@@ -52,9 +57,7 @@ function derivedId(hash: string): string {
 }
 
 function ownAndLookups(
-  api: Api,
-  body: Uint8Array,
-  scan: ScannedObject,
+  { api, body, scan }: LinkedRequest,
   createHash: () => IncrementalHash,
 ): readonly [own: string | undefined, lookups: readonly string[]] {
   if (api === 'completions') {
@@ -69,13 +72,7 @@ function ownAndLookups(
  * Under the unsafe `history` guard a turn is found only by the history it continues: it is stored under its conversation
  * and the hash of its messages, and looked for under those before the last assistant message.
  */
-function byHistoryOf(
-  named: string,
-  api: Api,
-  body: Uint8Array,
-  scan: ScannedObject,
-  createHash: () => IncrementalHash,
-): TurnLink {
+function byHistoryOf(named: string, { api, body, scan }: LinkedRequest, createHash: () => IncrementalHash): TurnLink {
   const hashes = hashHistory(api, body, scan, createHash);
   if (hashes === undefined) return UNLINKED;
   const name = (hash: string) => {

@@ -153,7 +153,7 @@ function toGenerateRequest(
   requestId: string,
   { body, scan, facts }: ParsedBody,
 ): GenerateRequest {
-  const link = linkTurn(deps.linkRules, facts.conversationId, api, body, scan, () => createHash('sha256'));
+  const link = linkTurn(deps.linkRules, facts.conversationId, { api, body, scan }, () => createHash('sha256'));
   return {
     requestId,
     api,

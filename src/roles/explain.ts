@@ -71,7 +71,7 @@ function apiOf(scan: ScannedObject): Api | undefined {
 
 function factsOf(rules: LinkRules, { body, tenant }: ExplainedRequest, scan: ScannedObject, api: Api, named: string) {
   const { model, cacheSalt, stream, localReasons, continues } = readFacts(api, body, scan, named);
-  const link = linkTurn(rules, named, api, body, scan, () => createHash('sha256'));
+  const link = linkTurn(rules, named, { api, body, scan }, () => createHash('sha256'));
   return create(RequestFactsSchema, {
     requestId: 'explain',
     tenant,

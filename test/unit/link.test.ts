@@ -12,7 +12,7 @@ function link(value: unknown, rules = EXACT, named = '', api: Api = 'chat.comple
   const body = new TextEncoder().encode(JSON.stringify(value));
   const scan = scanObject(body);
   if (scan.kind !== 'object') throw new Error('not an object');
-  return linkTurn(rules, named, api, body, scan, () => createHash('sha256'));
+  return linkTurn(rules, named, { api, body, scan }, () => createHash('sha256'));
 }
 
 describe('chat', () => {
