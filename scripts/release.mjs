@@ -1,5 +1,5 @@
 // Makes a release: npm run release -- <version> [--dry-run]
-// Moves what is unreleased in CHANGELOG.md under the version, sets it in package.json, refreshes the image that contracts are
+// Moves what is unreleased in CHANGELOG.md under the version, sets it in package.json and in deploy, refreshes the image that contracts are
 // compared with, commits and tags, and puts into dist/release: the npm package, the contracts, the executable, an SBOM
 // (CycloneDX) and SHA256SUMS. It pushes and publishes nothing. --dry-run does all of it in a clone that it throws away.
 import { execFileSync } from 'node:child_process';
@@ -17,6 +17,7 @@ import {
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { checkVersion, moveUnreleased } from './changelog.ts';
+import { setDeployedVersion } from './deployed-version.ts';
 
 class Refused extends Error {}
 
@@ -57,8 +58,11 @@ function release(root, version) {
   write(root, 'package.json', manifest.replace(/^( {2}"version": ")[^"]*/m, `$1${version}`));
   const lock = read(root, 'package-lock.json');
   write(root, 'package-lock.json', lock.replaceAll(/^((?: {2}| {6})"version": ")[^"]*/gm, keepFirstTwo(version)));
+  const manifests = readdirSync(join(root, 'deploy', 'kubernetes')).map((name) => join('deploy', 'kubernetes', name));
+  for (const name of [join('deploy', 'helm', 'baton', 'Chart.yaml'), ...manifests])
+    write(root, name, setDeployedVersion(read(root, name), version));
   run(root, 'npm', 'run', '--silent', 'proto:image');
-  run(root, 'git', 'add', 'CHANGELOG.md', 'package.json', 'package-lock.json', 'proto');
+  run(root, 'git', 'add', 'CHANGELOG.md', 'package.json', 'package-lock.json', 'proto', 'deploy');
   run(root, 'git', 'commit', '--quiet', '--message', `Release ${version}`);
 
   run(root, 'npm', 'run', '--silent', 'build');
