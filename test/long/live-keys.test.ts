@@ -33,7 +33,12 @@ function yamlOf(base: object, wants: (path: string) => boolean): string {
   return document.toString();
 }
 
-const read = (yaml: string) => checked(loadConfig({ ...loadInput({}), fileText: yaml, fileName: 'baton.yaml' }));
+function read(yaml: string) {
+  const input = loadInput({});
+  // It would go before the file.
+  const { 'reuse-min-saved-tokens': _flag, ...flags } = input.flags;
+  return checked(loadConfig({ ...input, flags, fileText: yaml, fileName: 'baton.yaml' }));
+}
 
 /** The members of the settings that have no members, by path. */
 function leavesOf(value: unknown, path: readonly string[] = []): Map<string, unknown> {
