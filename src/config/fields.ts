@@ -1,6 +1,9 @@
 import * as z from 'zod';
 import type { ValueParser } from './values.ts';
 
+// Compiling a checker costs more than the few settings that it would check faster.
+z.config({ jitless: true });
+
 /** What the documentation says about one key. */
 export interface FieldDoc {
   readonly about: string;

@@ -5,6 +5,7 @@ import type { Metrics } from '../obs/metrics.ts';
 import { BrokenRequests } from './broken-request.ts';
 import { toRequestError } from './errors.ts';
 import { refuseEarly } from './generate.ts';
+import { NO_SCHEMAS } from './no-schemas.ts';
 import { addReloadRoute, type ReloadOptions } from './reload.ts';
 import { closeUnusedConnections } from './unused-connections.ts';
 import { addWorkersRoutes, type WorkersOptions } from './workers.ts';
@@ -29,6 +30,7 @@ export function buildAdmin(
 ): FastifyInstance {
   const broken = new BrokenRequests();
   const app = Fastify({
+    schemaController: NO_SCHEMAS,
     logger: false,
     forceCloseConnections: 'idle',
     requestTimeout: REQUEST_TIMEOUT_MS,

@@ -12,6 +12,7 @@ import type { Authenticate } from './authenticate.ts';
 import { BrokenRequests } from './broken-request.ts';
 import { toRequestError } from './errors.ts';
 import { GENERATE_ROUTES, type GenerateDeps, refuseEarly, serveGenerate } from './generate.ts';
+import { NO_SCHEMAS } from './no-schemas.ts';
 import { watchBodies } from './stalled-bodies.ts';
 import { closeUnusedConnections } from './unused-connections.ts';
 
@@ -62,6 +63,7 @@ const STALLED = Object.assign(new Error('the body stopped coming'), { code: 'ERR
 export function buildFacade(deps: FacadeDeps): FastifyInstance {
   const broken = new BrokenRequests();
   const app = Fastify({
+    schemaController: NO_SCHEMAS,
     bodyLimit: deps.bodyLimitBytes,
     logger: false,
     requestTimeout: 0,
