@@ -46,11 +46,12 @@ test('two turns at once on one conversation: one has the handle, the other runs 
   await harness.expectUnharmed();
 });
 
-test('an engine that tokenises too slowly costs its time and no more: the turn runs cold', async () => {
+test('engines that tokenise too slowly cost their time and no more: the turn runs cold', async () => {
   await using harness = await start(YAML.replace('tokenize: 5s', 'tokenize: 200ms'));
   const { turn } = talkTo(harness, 'tokens');
   await turn();
-  for (const sim of harness.prefill) await sim.setFault({ kind: 'hang', path: '/tokenize' });
+  const engines = [...harness.prefill, ...harness.decode];
+  for (const sim of engines) await sim.setFault({ kind: 'hang', path: '/tokenize' });
   expect(await turn()).toBe('miss_unverifiable');
   await harness.expectUnharmed();
 });
