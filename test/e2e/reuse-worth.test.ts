@@ -89,8 +89,10 @@ test('a dry run says that there is a handle, who would read it and where the tur
   expect(await explain(named)).toMatchObject({ mode: PlanMode.PREFILL_DECODE, reuseOutcome: ReuseOutcome.MISS_NEVER });
   const messages = opening();
   await turn(harness, messages, 100, { conversation_id: 'dry' });
-  const [decode] = harness.log.filter(({ msg }) => msg === 'request').map((line) => line['decode_instance']);
   await expect.poll(async () => (await explain(named))?.mode, { timeout: 5000 }).toBe(PlanMode.PREFILL_DECODE_REUSE);
+  const decodes = () => harness.log.filter(({ msg }) => msg === 'request').map((line) => line['decode_instance']);
+  await expect.poll(decodes).toHaveLength(1);
+  const [decode] = decodes();
   const plan = await explain(named);
   expect(plan).toMatchObject({ decode: { instanceId: decode }, prefillHandle: { claimId: '' } });
   expect(plan?.prefillHandle?.instanceIds[0]).toBe(plan?.prefill?.instanceId);
