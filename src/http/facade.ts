@@ -12,6 +12,7 @@ import type { Authenticate } from './authenticate.ts';
 import { BrokenRequests } from './broken-request.ts';
 import { toRequestError } from './errors.ts';
 import { GENERATE_ROUTES, type GenerateDeps, refuseEarly, serveGenerate } from './generate.ts';
+import { lingerAfter } from './linger.ts';
 import { NO_SCHEMAS } from './no-schemas.ts';
 import { watchBodies } from './stalled-bodies.ts';
 import { closeUnusedConnections } from './unused-connections.ts';
@@ -104,11 +105,14 @@ export function buildFacade(deps: FacadeDeps): FastifyInstance {
   addInfoRoutes(app, deps);
   if (deps.exposeMetrics) addMetricsRoute(app, deps.metrics);
   addPreflight(app);
-  app.setErrorHandler((error: FastifyError, _request, reply) => {
+  app.setErrorHandler((error: FastifyError, request, reply) => {
     const known = toRequestError(error, deps.bodyLimitBytes);
     if (known.reason === 'INTERNAL') deps.log.error(errorFields(error), 'request failed');
-    // The rest of a refused body is not read: the connection cannot be used again.
-    if (known.reason === 'BODY_TOO_LARGE') reply.header('connection', 'close');
+    // The rest of a refused body is thrown away: the connection cannot be used again.
+    if (known.reason === 'BODY_TOO_LARGE') {
+      reply.header('connection', 'close');
+      lingerAfter(request.raw);
+    }
     deps.metrics.failed(known.reason);
     return refuseEarly(known, reply);
   });
