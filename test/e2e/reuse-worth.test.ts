@@ -58,8 +58,10 @@ test('the official client, five streamed turns over two prefill engines: four hi
     expect(content).toBe(contentOf(plain.text).texts[0]);
     messages.push({ role: 'assistant', content: content ?? '' }, { role: 'user', content: 'And after that?' });
   }
-  const turns = harness.log.filter(({ msg }) => msg === 'request');
-  expect(turns.map(({ reuse = 'none' }) => reuse)).toEqual(['none', 'hit', 'hit', 'hit', 'hit']);
+  const requests = () => harness.log.filter(({ msg }) => msg === 'request');
+  const outcomes = () => requests().map(({ reuse = 'none' }) => reuse);
+  await expect.poll(outcomes).toEqual(['none', 'hit', 'hit', 'hit', 'hit']);
+  const turns = requests();
   expect(new Set(turns.map((line) => line['prefill_instance'])).size).toBe(2);
   const [{ pulledTokens: first = 0 } = {}, { pulledTokens: second = 0 } = {}] = harness.prefill.map((s) => s.state());
   expect(first + second).toBeGreaterThan(4 * 220);
@@ -73,7 +75,8 @@ test('a short rest stays on the decode engine, and the handle is still there for
   const ask = (maxTokens: number) => turn(harness, messages, maxTokens, { conversation_id: 'short' });
   expect(await ask(100)).toBe('none');
   expect(await ask(10)).toBe('decode_local');
-  expect(harness.log.findLast(({ msg }) => msg === 'request')).toMatchObject({ plan_reason: 'short_tail' });
+  const last = () => harness.log.findLast(({ msg }) => msg === 'request');
+  await expect.poll(last).toMatchObject({ plan_reason: 'short_tail' });
   messages.push({ role: 'user', content: 'Now what takes longer to say than so many tokens. '.repeat(4) });
   expect(await ask(10)).toBe('hit');
 });
@@ -94,7 +97,7 @@ test('a dry run says that there is a handle, who would read it and where the tur
   await expect.poll(decodes).toHaveLength(1);
   const [decode] = decodes();
   const plan = await explain(named);
-  expect(plan).toMatchObject({ decode: { instanceId: decode }, prefillHandle: { claimId: '' } });
+  expect(plan).toMatchObject({ decode: { instanceId: served() }, prefillHandle: { claimId: '' } });
   expect(plan?.prefillHandle?.instanceIds[0]).toBe(plan?.prefill?.instanceId);
   expect(await turn(harness, messages, 10, { conversation_id: 'dry' })).toBe('hit');
   remote[Symbol.dispose]();

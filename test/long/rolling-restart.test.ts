@@ -35,8 +35,9 @@ beforeEach(async () => {
   stack.defer(() => rmSync(folder, { recursive: true }));
   const file = join(folder, 'baton.yaml');
   writeFileSync(file, CONFIG);
+  // The turns are short: every handle is worth it.
   const start = (role: string, args: readonly string[]) =>
-    startBatonProcess(['--roles', role, '--config', file, ...args]);
+    startBatonProcess(['--roles', role, '--config', file, '--reuse-min-saved-tokens', '0', ...args]);
   const engines = (['prefill', 'decode'] as const).flatMap((role) =>
     pools[role].flatMap(({ url }) => [`--${role}`, url]),
   );

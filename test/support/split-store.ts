@@ -56,6 +56,8 @@ export class SplitStore implements AsyncDisposable {
     const split = new SplitStore({ stack: opening.move(), line, pools, newConversation, folder });
     await split.startStore();
     const roles = ['--roles', 'facade,router,registry', '--kvstore-url', `http://${line.address}`];
+    // The turns are short: every handle is worth it.
+    roles.push('--reuse-min-saved-tokens', '0');
     split.#front = split.#stack.use(await startBatonProcess([...roles, '--config', file, ...engines]));
     return split;
   }
