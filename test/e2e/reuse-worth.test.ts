@@ -97,7 +97,7 @@ test('a dry run says that there is a handle, who would read it and where the tur
   await expect.poll(decodes).toHaveLength(1);
   const [decode] = decodes();
   const plan = await explain(named);
-  expect(plan).toMatchObject({ decode: { instanceId: served() }, prefillHandle: { claimId: '' } });
+  expect(plan).toMatchObject({ decode: { instanceId: decode }, prefillHandle: { claimId: '' } });
   expect(plan?.prefillHandle?.instanceIds[0]).toBe(plan?.prefill?.instanceId);
   expect(await turn(harness, messages, 10, { conversation_id: 'dry' })).toBe('hit');
   remote[Symbol.dispose]();
