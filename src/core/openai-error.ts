@@ -31,6 +31,22 @@ export function readEngineError(status: number, body: string | undefined): OpenA
   return describeEngineError(status, parseError(body));
 }
 
+/**
+ * Whether the body of a 404 names nothing that was asked for: a server without the route answers so, and an engine that
+ * misses a model does not.
+ */
+export function saysNoRoute(body: string): boolean {
+  const said = parseError(body);
+  if (said === undefined || said.message === '') return true;
+  const { message, type, param, code } = said;
+  const namesModel = type === 'NotFoundError' || param === 'model' || code === 'model_not_found';
+  return !namesModel && NO_ROUTE.test(message);
+}
+
+/** As web frameworks and gateways say it. */
+const NO_ROUTE =
+  /^\W*(?:404\W+)?(?:(?:the requested )?(?:page|file|url|resource) |(?:route|path|endpoint)\b.* )?(?:was )?not found(?: on th(?:e|is) server)?\W*$|^no route\b/i;
+
 /** What an engine said of its error; null and absent are the same. */
 export interface EngineErrorParts {
   readonly message: string;

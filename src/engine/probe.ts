@@ -14,12 +14,12 @@ export interface ProbeTarget {
 }
 
 /**
- * Health of an instance as one GET /health showed it.
- * `unhealthy`: it answered, and said no; `refused`: nothing listens there; `unreachable`: no connection for another
+ * Health of an instance as one probe showed it.
+ * `unhealthy`: it answered, and said no; `no_engine`: it answers HTTP and on no route as an engine does; `refused`: nothing listens there; `unreachable`: no connection for another
  * reason (DNS, route, TLS); `timeout`: no answer in time; `reset`: the connection broke or carried no HTTP.
  */
 export interface ProbeHealth {
-  readonly kind: 'ok' | 'unhealthy' | ProbeFailureKind;
+  readonly kind: 'ok' | 'unhealthy' | 'no_engine' | ProbeFailureKind;
   /** For logs and state reasons; names no address. */
   readonly detail: string;
 }
@@ -54,15 +54,19 @@ export type Probe = (
 const MAX_BODY_BYTES = 8 * 1024 * 1024;
 const MAX_VERSION_LENGTH = 128;
 
+/** What tells an engine from any other server, where GET /health does not. */
+const PROOFS: ReadonlySet<ProbePart> = new Set(['models', 'version', 'metrics']);
+
 /**
  * Asks GET /health and then, if that is good, the wanted parts of /v1/models, /version, /metrics and /tokenize at once.
+ * A server without an engine's health route is asked for the first three in any case: one has to be an engine's.
  * Each request has `timeoutMs` (0 = no limit). All connections are opened for this probe and closed with it: a full
  * request pool cannot starve it, and a refused connection is seen as such and not as the reset of a kept one.
  */
 export const probeInstance: Probe = async (target, parts, timeoutMs, signal) => {
   const base = new URL(target.url);
   const pool = new Pool(base.origin, {
-    connections: 1 + parts.size,
+    connections: 1 + parts.size + PROOFS.size,
     allowH2: false,
     connectTimeout: timeoutMs,
     headersTimeout: timeoutMs,
@@ -70,16 +74,26 @@ export const probeInstance: Probe = async (target, parts, timeoutMs, signal) => 
     maxResponseSize: MAX_BODY_BYTES,
   });
   try {
-    const get: Get = (path, body) => readPath(pool, base, path, body, target, timeoutMs, signal);
-    const health = await readHealth(get);
+    const failures: ProbeHealth[] = [];
+    const get: Get = async (path, body) => {
+      const reply = await readPath(pool, base, path, body, target, timeoutMs, signal);
+      if (reply.kind !== 'reply') failures.push(reply);
+      else if (isTrouble(reply.status)) failures.push({ kind: 'unhealthy', detail: `${path} answered ${reply.status}` });
+      return reply;
+    };
+    const { health, isProof } = await readHealth(get);
     if (health.kind !== 'ok') return { health };
+    const wants = (part: ProbePart) => parts.has(part) || (!isProof && PROOFS.has(part));
     const details = await Promise.all([
-      parts.has('models') ? readModels(get) : {},
-      parts.has('version') ? readVersion(get) : {},
-      parts.has('metrics') ? readMetrics(get) : {},
-      parts.has('template') ? readTemplate(get) : {},
+      wants('models') ? readModels(get) : {},
+      wants('version') ? readVersion(get) : {},
+      wants('metrics') ? readMetrics(get) : {},
+      wants('template') ? readTemplate(get) : {},
     ]);
-    return { health, ...details[0], ...details[1], ...details[2], ...details[3] };
+    const result = { health, ...details[0], ...details[1], ...details[2], ...details[3] };
+    if (isProof || isOfEngine(result)) return result;
+    // A route that did not answer may have been the proof.
+    return { health: failures[0] ?? { kind: 'no_engine', detail: `${health.detail}, and no other route is an engine's` } };
   } finally {
     await pool.destroy();
   }
@@ -95,17 +109,33 @@ type Reply = { readonly kind: 'reply'; readonly status: number; readonly text: s
 /** GET, or POST with a body. */
 type Get = (path: string, body?: string) => Promise<Reply>;
 
-async function readHealth(get: Get): Promise<ProbeHealth> {
+interface HealthReading {
+  readonly health: ProbeHealth;
+  /** False where any server might have answered so. */
+  readonly isProof: boolean;
+}
+
+async function readHealth(get: Get): Promise<HealthReading> {
   const reply = await get('/health');
-  if (reply.kind !== 'reply') return reply;
-  const { status } = reply;
-  if (status >= 200 && status < 300) return { kind: 'ok', detail: `health answered ${status}` };
+  if (reply.kind !== 'reply') return { health: reply, isProof: false };
+  const { status, text } = reply;
+  const ok = (detail: string, isProof: boolean): HealthReading => ({ health: { kind: 'ok', detail }, isProof });
+  // Engines answer with nothing, a word or JSON; a page is some web server's.
+  if (status >= 200 && status < 300) return ok(`health answered ${status}`, !text.trimStart().startsWith('<'));
   // A busy server is alive, and one without the route has answered too.
-  if (status === 429) return { kind: 'ok', detail: 'health answered 429, busy' };
-  if (status === 404 || status === 405 || status === 501) {
-    return { kind: 'ok', detail: `no health route, answered ${status}` };
-  }
-  return { kind: 'unhealthy', detail: `health answered ${status}` };
+  if (status === 429) return ok('health answered 429, busy', true);
+  if (status === 404 || status === 405 || status === 501) return ok(`no health route, answered ${status}`, false);
+  return { health: { kind: 'unhealthy', detail: `health answered ${status}` }, isProof: false };
+}
+
+/** A model list, if only for those who have its key, a version, metrics or tokens of an engine. */
+function isOfEngine({ models, keyRefused, version, kind, templateFingerprint }: ProbeResult): boolean {
+  return [models, keyRefused, version, kind, templateFingerprint].some((part) => part !== undefined);
+}
+
+/** Says nothing of whether there is such a route. */
+function isTrouble(status: number): boolean {
+  return status === 429 || (status >= 500 && status !== 501);
 }
 
 async function readModels(get: Get): Promise<Pick<ProbeResult, 'models' | 'keyRefused'>> {

@@ -34,6 +34,7 @@ const FAILED_ENDINGS: Readonly<Record<FailedLeg['cause'], LegEnding>> = {
   // Not a deadline of the leg: a handle that it carried did not hang.
   unhealthy: LegEnding.RESET,
   status: LegEnding.SERVER_ERROR,
+  route_missing: LegEnding.SERVER_ERROR,
 };
 
 /** Failures that leave open whether the engine still comes to read what its request named. */

@@ -1,6 +1,6 @@
 import type { IncomingHttpHeaders } from 'node:http';
 import { type BatonError, ERROR_REASONS, type ErrorReasonName } from '../core/errors.ts';
-import { type OpenAiError, readEngineError } from '../core/openai-error.ts';
+import { type OpenAiError, readEngineError, saysNoRoute } from '../core/openai-error.ts';
 import type { EngineClient, LegControl, LegFailure, LegRequest } from '../engine/client.ts';
 
 /** A reply that goes to the client as it is: status and the OpenAI error. */
@@ -15,9 +15,19 @@ export interface FailedLeg {
   readonly kind: 'failed';
   /**
    * `not_sent`: the engine never saw the request. `late`: nor here, because the hand-over had run out by then. `stale`: reset on a reused connection before a reply byte.
-   * `started`: tokens may have been produced (a reply was cut). `status`: the engine said so itself.
+   * `started`: tokens may have been produced (a reply was cut). `status`: the engine said so itself. `route_missing`: it
+   * has no such route, so it is no engine or its URL is wrong.
    */
-  readonly cause: 'not_sent' | 'late' | 'stale' | 'reset' | 'started' | 'timeout' | 'status' | 'unhealthy';
+  readonly cause:
+    | 'not_sent'
+    | 'late'
+    | 'stale'
+    | 'reset'
+    | 'started'
+    | 'timeout'
+    | 'status'
+    | 'route_missing'
+    | 'unhealthy';
   readonly refusal: Refusal;
 }
 
@@ -141,7 +151,12 @@ export function classifyStatus(
       refusal: ownRefusal('ENGINE_REPLY_INVALID', `The engine answered with status ${status}.`),
     };
   }
-  const error = readEngineError(status, new TextDecoder().decode(body.subarray(0, 64 * 1024)));
+  const text = new TextDecoder().decode(body.subarray(0, 64 * 1024));
+  if (status === 405 || (status === 404 && saysNoRoute(text))) {
+    const message = `The engine has no route for this request, it answered with status ${status}.`;
+    return { kind: 'failed', cause: 'route_missing', refusal: ownRefusal('ENGINE_REPLY_INVALID', message) };
+  }
+  const error = readEngineError(status, text);
   // Seconds; the other form of the header, a date, would have to be compared with the engine's clock.
   const retryAfter = /^\d{1,6}$/.test(headers['retry-after'] ?? '') ? Number(headers['retry-after']) : 1;
   return classifyError(status, error, Math.max(1, retryAfter));

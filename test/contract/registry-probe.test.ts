@@ -115,7 +115,6 @@ describe('probeInstance', () => {
 
   it.each<[string, Routes]>([
     ['only a health route', { '/health': text(200, '') }],
-    ['no route at all', {}],
     [
       'junk on the others',
       {
@@ -140,6 +139,45 @@ describe('probeInstance', () => {
     expect(details).toEqual({});
     const refused = routes['/v1/models'] !== undefined && name === 'errors on the others';
     expect(keyRefused).toBe(refused ? true : undefined);
+  });
+
+  const MODELS = '{"object":"list","data":[]}';
+  it.each<[string, Routes]>([
+    ['a model list', { '/v1/models': text(200, MODELS) }],
+    ['a model list for those who have its key', { '/v1/models': text(401, '') }],
+    ['a version', { '/version': text(200, '{"version":"0.33.0"}') }],
+    ['metrics of an engine', { '/metrics': text(200, 'vllm:num_requests_running 0\n') }],
+    ['a model list, and a page as health', { '/health': text(200, '<html>'), '/v1/models': text(200, MODELS) }],
+    ['a model list, and 405 as health', { '/health': text(405, ''), '/v1/models': text(200, MODELS) }],
+  ])('without a health route is content with %s, whatever parts are wanted', async (_name, routes) => {
+    await using stub = await engine(routes);
+    expect((await probe(stub.url)).health.kind).toBe('ok');
+    expect((await probe(stub.url, 2000, new Set())).health.kind).toBe('ok');
+  });
+
+  const page = text(200, '<!doctype html><title>It works</title>');
+  it.each<[string, Routes]>([
+    ['has none of the routes', {}],
+    ['answers everything with a page', { '/health': page, '/version': page, '/v1/models': page, '/metrics': page }],
+    ['has other JSON and metrics', { '/v1/models': text(200, '[]'), '/metrics': text(200, 'go_goroutines 4\n') }],
+    ['answers 501', { '/health': text(501, ''), '/tokenize': text(501, '') }],
+    ['is an engine below another path', vllm(1)],
+  ])('finds no engine in a server that %s', async (name, routes) => {
+    const below = name.endsWith('path') ? '/foo' : '';
+    await using stub = await engine(routes);
+    for (const parts of [ALL, new Set<ProbePart>(['metrics']), new Set<ProbePart>(['template'])]) {
+      expect(await probe(`${stub.url}${below}`, 2000, parts)).toEqual({
+        health: { kind: 'no_engine', detail: expect.stringContaining("no other route is an engine's") },
+      });
+    }
+    await expect.poll(() => stub.connections()).toBe(0);
+  });
+
+  it('does not take an engine for none because the route that would prove it fails', async () => {
+    await using slow = await engine({ '/v1/models': silent });
+    expect((await probe(slow.url, 80)).health.kind).toBe('timeout');
+    await using sick = await engine({ '/v1/models': text(503, '') });
+    expect((await probe(sick.url)).health).toEqual({ kind: 'unhealthy', detail: '/v1/models answered 503' });
   });
 
   it('reads nothing from JSON at /metrics', async () => {

@@ -47,6 +47,49 @@ describe('the decode engine refuses the request', () => {
   });
 });
 
+/** What a server that has no such route answers. */
+const NO_ROUTE: readonly FaultRule[] = [
+  { kind: 'status', status: 404, body: { detail: 'Not Found' } },
+  { kind: 'status', status: 404, body: '<html>404 Not Found</html>' },
+  { kind: 'status', status: 405, body: { detail: 'Method Not Allowed' } },
+  // An HTML page is no reply, and no token was made for it.
+  { kind: 'status', status: 200, body: '<!doctype html><title>It works</title>' },
+];
+
+describe('the decode engine is none', () => {
+  const cases = NO_ROUTE.flatMap((fault) => STREAMED.map((stream) => ({ fault, stream })));
+
+  test.each(cases)('$fault.status $fault.body: another D, stream $stream', async ({ fault, stream }) => {
+    await using harness = await startLadder();
+    await engine(harness.decode).setFault({ ...fault, leg: 'decode' });
+    const body = chatBody({ stream });
+    await harness.expectRight(await harness.ask(body), body);
+    expect(harness.callCounts()).toEqual([2, 0, 1, 1]);
+    expect(await harness.lastAccess()).toMatchObject({ status: 200, ending: 'ok', retries: 1 });
+    const reason = fault.status === 200 ? 'status' : 'route_missing';
+    expect(await metricOf(harness, `baton_retries_total{reason="${reason}"}`)).toBe(1);
+    expect(await metricOf(harness, 'baton_legs_total{leg="decode",ending="server_error"}')).toBe(1);
+  });
+
+  test('nor is the other: 502', async () => {
+    await using harness = await startLadder();
+    for (const sim of harness.decode) await sim.setFault({ kind: 'status', status: 404, body: { detail: 'Not Found' } });
+    const reply = await harness.ask();
+    expect(reply.status).toBe(502);
+    expect(errorOf(reply).code).toBe('engine_reply_invalid');
+  });
+
+  test('that it misses the model is the client’s to know', async () => {
+    await using harness = await startLadder();
+    const error = { message: 'The model `x` does not exist.', type: 'NotFoundError', param: 'model', code: 404 };
+    await engine(harness.decode).setFault({ kind: 'status', status: 404, body: { error } });
+    const reply = await harness.ask();
+    expect(reply.status).toBe(404);
+    expect(errorOf(reply)).toEqual(error);
+    expect(harness.callCounts()).toEqual([1, 0, 1, 0]);
+  });
+});
+
 describe('the decode engine fails before its first content', () => {
   const whole: readonly FaultRule[] = [
     { kind: 'status', status: 500 },

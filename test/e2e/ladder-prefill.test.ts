@@ -31,6 +31,29 @@ describe('the prefill engine cannot be reached', () => {
   });
 });
 
+describe('the prefill engine is none', () => {
+  test.each(STREAMED)('404 without a word of the model: the next one is asked, stream %s', async (stream) => {
+    await using harness = await startLadder();
+    await engine(harness.prefill).setFault({ kind: 'status', status: 404, body: { detail: 'Not Found' } });
+    const body = chatBody({ stream });
+    await harness.expectRight(await harness.ask(body), body);
+    expect(harness.callCounts()).toEqual([1, 1, 1, 0]);
+    expect(await harness.lastAccess()).toMatchObject({ status: 200, ending: 'ok', retries: 1 });
+    expect(await metricOf(harness, 'baton_retries_total{reason="route_missing"}')).toBe(1);
+    expect(await metricOf(harness, 'baton_legs_total{leg="prefill",ending="server_error"}')).toBe(1);
+    await harness.expectUnharmed();
+  });
+
+  test('nor is any other: 502', async () => {
+    await using harness = await startLadder();
+    for (const sim of harness.prefill) await sim.setFault({ kind: 'status', status: 404, body: { detail: 'Not Found' } });
+    const reply = await harness.ask();
+    expect(reply.status).toBe(502);
+    expect(errorOf(reply).code).toBe('engine_reply_invalid');
+    expect(harness.callCounts()).toEqual([1, 1, 0, 0]);
+  });
+});
+
 describe('the prefill engine refuses the request', () => {
   test.each([400, 404, 413, 422])('%i goes to the client as it is', async (status) => {
     await using harness = await startLadder();

@@ -70,7 +70,7 @@ export const good = (
   metrics,
   kind: 'vllm',
 });
-export const bad = (kind: 'refused' | 'timeout' | 'unhealthy' | 'reset'): ProbeResult => ({
+export const bad = (kind: 'refused' | 'timeout' | 'unhealthy' | 'reset' | 'no_engine'): ProbeResult => ({
   health: { kind, detail: '' },
 });
 

@@ -6,6 +6,7 @@ import {
   errorEvent,
   maskMessage,
   readEngineError,
+  saysNoRoute,
 } from '../../src/core/openai-error.ts';
 
 describe('maskMessage', () => {
@@ -137,5 +138,35 @@ test('an error in a stream is one event, whatever its text', () => {
   expect(event.indexOf('\n')).toBe(event.length - 2);
   expect(JSON.parse(event.slice(6))).toEqual({
     error: { message: 'two\n\nlines \u2028 and "quotes"', type: 'upstream_error', param: null, code: 500 },
+  });
+});
+
+describe('saysNoRoute', () => {
+  test.each([
+    '',
+    '<html><body><h1>404 Not Found</h1></body></html>',
+    '{"detail":"Not Found"}',
+    '{"error":{"message":"Not Found","type":"Not Found","param":null,"code":404}}',
+    '{"error":{"code":404,"message":"File Not Found","type":"not_found_error"}}',
+    '{"message":"Route POST:/foo/v1/chat/completions not found","error":"Not Found","statusCode":404}',
+    '{"message":"no Route matched with those values"}',
+    '{"timestamp":1,"status":404,"error":"Not Found","path":"/v1/completions"}',
+    '404 page not found',
+    '404: Not Found',
+    'The requested URL was not found on this server.',
+  ])('%s', (body) => {
+    expect(saysNoRoute(body)).toBe(true);
+  });
+
+  test.each([
+    '{"error":{"message":"The model `m` does not exist.","type":"NotFoundError","param":"model","code":404}}',
+    '{"error":{"message":"Not Found","type":"NotFoundError","param":null,"code":404}}',
+    '{"error":{"message":"Not found","type":"invalid_request_error","param":null,"code":"model_not_found"}}',
+    '{"object":"error","message":"Model not found","type":"x","code":404}',
+    '{"error":"model \\"llama\\" not found, try pulling it first"}',
+    '{"detail":"Adapter a was not found"}',
+    'no model m',
+  ])('not: %s', (body) => {
+    expect(saysNoRoute(body)).toBe(false);
   });
 });

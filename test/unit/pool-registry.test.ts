@@ -12,7 +12,7 @@ import {
   type WatchInstancesResponse,
 } from '../../gen/baton/v1/pool_registry_pb.ts';
 import type { ProbeResult } from '../../src/engine/probe.ts';
-import { SILENT_LOGGER } from '../../src/obs/log.ts';
+import { createLogger, SILENT_LOGGER } from '../../src/obs/log.ts';
 import { stateWord } from '../../src/services/instance-words.ts';
 import { probeKeyOf } from '../../src/services/probe-key.ts';
 import { PoolRegistryService } from '../../src/services/registry/pool-registry.ts';
@@ -49,6 +49,26 @@ describe('probing', () => {
     world.reply = async () => good();
     await clock.pass(5000);
     expect(state()).toBe('ready probe_ok');
+  });
+
+  it('never calls READY what is no engine, and says so once for each time', async () => {
+    const lines: Record<string, unknown>[] = [];
+    const destination = { write: (line: string) => lines.push(JSON.parse(line)) };
+    const log = createLogger({ level: 'warn', format: 'json', destination });
+    const { clock, world, state } = setUp(['a:1'], { log });
+    world.reply = async () => bad('no_engine');
+    await clock.pass(20_000);
+    expect(state()).toBe('starting probe_no_engine');
+    expect(lines).toMatchObject([
+      { instance: 'a:1', url: 'http://a:1', msg: expect.stringContaining('is the path of its URL right?') },
+    ]);
+    world.reply = async () => good();
+    await clock.pass(5000);
+    expect(state()).toBe('ready probe_ok');
+    world.reply = async () => bad('no_engine');
+    await clock.pass(20_000);
+    expect(state()).toBe('suspect probe_no_engine');
+    expect(lines).toHaveLength(2);
   });
 
   it('goes by another interval at once, counted from the last probe', async () => {

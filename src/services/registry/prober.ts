@@ -26,6 +26,8 @@ export interface ProberOptions {
 const MIN_PROBE_GAP_MS = 250;
 /** Failed probes in a row after which an engine that never answered is worth a warning. */
 const WARN_AFTER = 3;
+const STRANGER =
+  'answers HTTP and is no engine: neither /health, /v1/models, /version nor /metrics; is the path of its URL right?';
 
 interface Runner {
   readonly record: InstanceRecord;
@@ -35,6 +37,7 @@ interface Runner {
   again: boolean;
   lastProbeAt: number;
   failuresInRow: number;
+  strangerWarned: boolean;
   keyWarned: boolean;
 }
 
@@ -66,6 +69,7 @@ export class Prober implements AsyncDisposable {
       again: false,
       lastProbeAt: Number.NEGATIVE_INFINITY,
       failuresInRow: 0,
+      strangerWarned: false,
       keyWarned: false,
     };
     this.#runners.set(record, runner);
@@ -125,14 +129,17 @@ export class Prober implements AsyncDisposable {
     this.#schedule(runner, Math.max(0, runner.lastProbeAt + MIN_PROBE_GAP_MS - this.#options.clock.now()));
   }
 
-  /** An engine that never came up, or that refuses baton's key, would else be silent at the usual log level. */
+  /** An engine that never came up, is none, or refuses baton's key, would else be silent at the usual log level. */
   #warnUnseen(runner: Runner, result: ProbeResult): void {
     const { log } = this.#options;
     const { record } = runner;
     const { kind, detail } = result.health;
     runner.failuresInRow = kind === 'ok' ? 0 : runner.failuresInRow + 1;
-    const instance = record.spec.id;
-    if (runner.failuresInRow === WARN_AFTER && record.state === InstanceState.STARTING) {
+    const { id: instance, url } = record.spec;
+    const isStranger = kind === 'no_engine';
+    if (isStranger && !runner.strangerWarned) log.warn({ instance, url, detail }, STRANGER);
+    runner.strangerWarned = isStranger || (runner.strangerWarned && kind !== 'ok');
+    if (runner.failuresInRow === WARN_AFTER && record.state === InstanceState.STARTING && !isStranger) {
       log.warn({ instance, kind, detail }, 'an engine cannot be reached since it was named');
     }
     if (result.keyRefused === true && !runner.keyWarned) {
