@@ -78,7 +78,8 @@ export const probeInstance: Probe = async (target, parts, timeoutMs, signal) => 
     const get: Get = async (path, body) => {
       const reply = await readPath(pool, base, path, body, target, timeoutMs, signal);
       if (reply.kind !== 'reply') failures.push(reply);
-      else if (isTrouble(reply.status)) failures.push({ kind: 'unhealthy', detail: `${path} answered ${reply.status}` });
+      else if (isTrouble(reply.status))
+        failures.push({ kind: 'unhealthy', detail: `${path} answered ${reply.status}` });
       return reply;
     };
     const { health, isProof } = await readHealth(get);
@@ -93,7 +94,9 @@ export const probeInstance: Probe = async (target, parts, timeoutMs, signal) => 
     const result = { health, ...details[0], ...details[1], ...details[2], ...details[3] };
     if (isProof || isOfEngine(result)) return result;
     // A route that did not answer may have been the proof.
-    return { health: failures[0] ?? { kind: 'no_engine', detail: `${health.detail}, and no other route is an engine's` } };
+    return {
+      health: failures[0] ?? { kind: 'no_engine', detail: `${health.detail}, and no other route is an engine's` },
+    };
   } finally {
     await pool.destroy();
   }

@@ -73,7 +73,8 @@ describe('the decode engine is none', () => {
 
   test('nor is the other: 502', async () => {
     await using harness = await startLadder();
-    for (const sim of harness.decode) await sim.setFault({ kind: 'status', status: 404, body: { detail: 'Not Found' } });
+    for (const sim of harness.decode)
+      await sim.setFault({ kind: 'status', status: 404, body: { detail: 'Not Found' } });
     const reply = await harness.ask();
     expect(reply.status).toBe(502);
     expect(errorOf(reply).code).toBe('engine_reply_invalid');

@@ -46,7 +46,8 @@ describe('the prefill engine is none', () => {
 
   test('nor is any other: 502', async () => {
     await using harness = await startLadder();
-    for (const sim of harness.prefill) await sim.setFault({ kind: 'status', status: 404, body: { detail: 'Not Found' } });
+    for (const sim of harness.prefill)
+      await sim.setFault({ kind: 'status', status: 404, body: { detail: 'Not Found' } });
     const reply = await harness.ask();
     expect(reply.status).toBe(502);
     expect(errorOf(reply).code).toBe('engine_reply_invalid');

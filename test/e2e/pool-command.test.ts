@@ -167,9 +167,14 @@ test('says how a registry is reached, and what it wants', async () => {
 });
 
 test('an engine under a mistyped path is never ready, and the listing says why', async () => {
-  for (const [id, path] of [['typo', '/foo'], ['v1', '/v1']] as const) {
+  for (const [id, path] of [
+    ['typo', '/foo'],
+    ['v1', '/v1'],
+  ] as const) {
     expect((await run('add', `${sim.url}${path}`, '--role', 'decode', '--id', id)).code).toBe(0);
-    await waitUntil(async () => new RegExp(`^${id} +decode +starting +probe_no_engine `, 'm').test((await run('list')).out));
+    await waitUntil(async () =>
+      new RegExp(`^${id} +decode +starting +probe_no_engine `, 'm').test((await run('list')).out),
+    );
     expect((await run('remove', id)).code).toBe(0);
   }
 });
