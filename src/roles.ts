@@ -19,7 +19,7 @@ import { createPeers } from './roles/peers.ts';
 import { buildRegistry, firstLook, registryElsewhere, startSims, watchPools, watchRemote } from './roles/pools.ts';
 import { keepRegistryState } from './roles/registry-state.ts';
 import { startReleases, watchPins } from './roles/releases.ts';
-import { type ReloadCause, Reloader, type ReloadSource } from './roles/reload.ts';
+import { type ReloadCause, Reloader, type ReloaderDeps, type ReloadSource } from './roles/reload.ts';
 import { buildRouter } from './roles/router.ts';
 import { linkRouter } from './roles/router-link.ts';
 import { openRpc, watchCallers } from './roles/rpc-port.ts';
@@ -72,7 +72,8 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   const version = readVersion();
   const metrics = new Metrics({ version });
   const settings = new Settings(config);
-  const reloader = new Reloader({ source: options.reload, settings, metrics, log });
+  let leftOut: ReloaderDeps['leftOut'] = async () => [];
+  const reloader = new Reloader({ source: options.reload, settings, metrics, log, leftOut: () => leftOut() });
   const has = (role: Config['roles'][number]) => config.roles.includes(role);
   const connector = has('facade') ? firstTokenConnector(config) : undefined;
   const notices = connector === undefined ? undefined : await openNotices(config, metrics, stack);
@@ -89,7 +90,11 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
       const keptViews = () => remoteSources(settings.current.discovery);
       await keepRegistryState(registry, config.registry.stateFile, keptViews, log, stack);
     }
-    await startSources({ registry, settings, sims, connectors: Object.keys(CONNECTORS), log }, stack);
+    const sources = await startSources({ registry, settings, sims, connectors: Object.keys(CONNECTORS), log }, stack);
+    leftOut = async () => {
+      await sources.settled();
+      return registry.leftOut;
+    };
     await firstLook(registry);
   }
   // A store alone serves whoever calls it and looks at no engine.

@@ -6,6 +6,7 @@ import { type FileText, watchText } from '../discovery/watch-text.ts';
 import type { ReloadAnswer } from '../http/reload.ts';
 import type { Logger } from '../obs/log.ts';
 import type { Metrics } from '../obs/metrics.ts';
+import type { LeftOut } from '../services/registry/source-views.ts';
 
 /** Where settings can be read again. */
 export interface ReloadSource {
@@ -26,6 +27,8 @@ export interface ReloaderDeps {
   readonly settings: Settings;
   readonly metrics: Metrics;
   readonly log: Logger;
+  /** What sources name and the pool does not have, once they follow the settings in force; must not reject. */
+  readonly leftOut: () => Promise<readonly LeftOut[]>;
 }
 
 /** Puts settings in force that were read again, as far as they can be changed, and says what became of each key. */
@@ -55,8 +58,11 @@ export class Reloader implements AsyncDisposable {
     await this.#watch;
   }
 
-  /** Reads the settings again and goes by them; where they have a mistake everything stays as it is. */
-  reload(cause: ReloadCause): ReloadAnswer {
+  /**
+   * Reads the settings again and goes by them, before anything is awaited; where they have a mistake everything stays as it
+   * is. The answer waits until the pool has followed, or for a second.
+   */
+  async reload(cause: ReloadCause): Promise<ReloadAnswer> {
     const { source, log } = this.#deps;
     if (source?.file === undefined || this.#running === undefined) {
       const message = 'there is no file of settings to read again (--config); flags and variables stay as they are';
@@ -76,12 +82,17 @@ export class Reloader implements AsyncDisposable {
     else log.info({ cause }, 'settings were read again; there is nothing to change');
     if (restart.length > 0) log.warn({ keys: restart }, `needs a restart: ${restart.join(', ')}`);
     this.#deps.metrics.configReloaded(applied.length > 0 ? 'applied' : 'unchanged', Date.now());
-    return { kind: 'ok', applied, restart };
+    const leftOut = await this.#deps.leftOut();
+    if (leftOut.length > 0) {
+      const instances = leftOut.map(({ instance, source, why }) => `${instance} (${source}): ${why}`);
+      log.warn({ cause, instances }, 'instances that sources name are left out of the pool');
+    }
+    return { kind: 'ok', applied, restart, leftOut };
   }
 
   #look(now: FileText): void {
     // A reload for another cause may have read this text already.
-    if (now.kind === 'error' || now.text !== this.#seen) this.reload('file');
+    if (now.kind === 'error' || now.text !== this.#seen) void this.reload('file');
   }
 
   #apply(before: Loaded, loaded: Loaded, cause: ReloadCause, applied: readonly string[]): void {

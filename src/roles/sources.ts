@@ -6,7 +6,7 @@ import type { MakeSource, SourceSink } from '../discovery/source.ts';
 import { errorFields, type LogFields, type Logger } from '../obs/log.ts';
 import type { PoolRegistryService } from '../services/registry/pool-registry.ts';
 
-/** How long the start waits for what every source sees first, milliseconds. */
+/** How long the start, or a reload, waits for what every source sees first, milliseconds. */
 const FIRST_VIEW_MS = 1000;
 
 /** What {@link startSources} works with. */
@@ -22,9 +22,9 @@ export interface SourcesDeps {
 
 /**
  * Follows every source of the settings, and follows them anew when what they are made from has changed; the stack ends that.
- * Resolves when each has told a view or why it has none.
+ * Resolves when each has told a view or why it has none, or after a second.
  */
-export async function startSources(deps: SourcesDeps, stack: AsyncDisposableStack): Promise<void> {
+export async function startSources(deps: SourcesDeps, stack: AsyncDisposableStack): Promise<FollowedSources> {
   const followed = SOURCES.map((make) => new FollowedSource(make, deps));
   stack.defer(async () => void (await Promise.all(followed.map((source) => source.stop()))));
   const first = Promise.all(followed.map((source) => source.start()));
@@ -36,12 +36,22 @@ export async function startSources(deps: SourcesDeps, stack: AsyncDisposableStac
     for (const source of followed) source.restart();
   });
   stack.defer(unsubscribe);
+  await briefly(first);
+  return { settled: () => briefly(Promise.all(followed.map((source) => source.settled()))) };
+}
+
+/** What {@link startSources} follows. */
+export interface FollowedSources {
+  /** Resolves when what the settings have changed is seen by the registry, or after a second. */
+  settled(): Promise<void>;
+}
+
+async function briefly(done: Promise<unknown>): Promise<void> {
   let timer: NodeJS.Timeout | undefined;
   const late = new Promise<void>((resolve) => {
     timer = setTimeout(resolve, FIRST_VIEW_MS);
   });
-  await Promise.race([first, late]);
-  clearTimeout(timer);
+  await Promise.race([done, late]).finally(() => clearTimeout(timer));
 }
 
 /** What sources are made from. */
@@ -58,6 +68,7 @@ class FollowedSource {
   #stop = new AbortController();
   #run: Promise<void> = Promise.resolve();
   #turn: Promise<void> = Promise.resolve();
+  #first: Promise<void> = Promise.resolve();
   #isClosed = false;
 
   constructor(make: MakeSource, deps: SourcesDeps) {
@@ -67,7 +78,14 @@ class FollowedSource {
 
   /** @returns when it has told a view, or why it has none; rejects where it cannot be made */
   async start(): Promise<void> {
-    await (await this.#begin()).first;
+    await this.#begin();
+    await this.#first;
+  }
+
+  /** Resolves when it follows the settings as they are, and has told a view or why it has none. */
+  async settled(): Promise<void> {
+    await this.#turn;
+    await this.#first;
   }
 
   /** Begins anew with the settings as they are; where that cannot be, the last view stays. */
@@ -93,7 +111,7 @@ class FollowedSource {
     await this.#run;
   }
 
-  async #begin(): Promise<{ readonly first: Promise<void> }> {
+  async #begin(): Promise<void> {
     const { registry, settings, sims, connectors, log } = this.#deps;
     const config = settings.current;
     const source = await this.#make({ config, instances: sims ?? config.instances, connectors });
@@ -101,7 +119,8 @@ class FollowedSource {
       // What a source told that is named no more is to drain.
       if (this.#name !== undefined) registry.applySource(this.#name, []);
       this.#name = undefined;
-      return { first: Promise.resolve() };
+      this.#first = Promise.resolve();
+      return;
     }
     const { name } = source;
     const first = Promise.withResolvers<void>();
@@ -116,11 +135,11 @@ class FollowedSource {
       },
     };
     this.#name = name;
+    this.#first = first.promise;
     this.#stop = new AbortController();
     this.#run = source.run(sink, this.#stop.signal).catch((error: unknown) => {
       log.error({ source: name, ...errorFields(error) }, 'a source of instances broke; its last view stays');
       first.resolve();
     });
-    return { first: first.promise };
   }
 }

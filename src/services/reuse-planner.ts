@@ -234,7 +234,10 @@ export class ReusePlanner {
       reason = ReuseOutcome.MISS_DISABLED;
       const readers = request
         .prefillFor(owner.id)
-        .filter((prefill) => compatGroup(prefill) === group && this.#mayRead(prefill, owner.id));
+        .filter(
+          (prefill) =>
+            compatGroup(prefill) === group && !isSameProcess(prefill, owner) && this.#mayRead(prefill, owner.id),
+        );
       if (readers.length > 0) return { kind: 'readers', readers, ownerId: owner.id };
     }
     return cold(reason, entries[0]?.owner?.instanceId);
@@ -341,7 +344,7 @@ export class ReusePlanner {
       return cold(ReuseOutcome.MISS_OWNER_GONE);
     }
     // The entry that matches best may be another owner's than the one that the reader was chosen for.
-    if (this.#trials.isBarred(reader, owner.id)) {
+    if (isSameProcess(reader, owner) || this.#trials.isBarred(reader, owner.id)) {
       this.release(claimId, 'not_sent');
       return cold(ReuseOutcome.MISS_DISABLED, owner.id);
     }
@@ -446,6 +449,11 @@ function provable(tokenIds: readonly number[], key: EntryKey): ProvablePrompt {
 /** The history found it, if anything did, and shows no reply yet. */
 function mayBeFirst(facts: RequestFacts): boolean {
   return facts.derivedConversation && !facts.continues;
+}
+
+/** An engine that got another id is in the pool under both for a while, and does not read from itself. */
+function isSameProcess(a: Instance, b: Instance): boolean {
+  return a.url === b.url;
 }
 
 function cold(outcome: ReuseOutcome, ownerId?: string): Cold {

@@ -27,7 +27,8 @@ function setUpAdmin(ids: readonly string[], tokens?: Callers) {
     return new BatonError({ reason: 'CREDENTIAL_REQUIRED', message: 'a token is needed' });
   };
   const gate = { callerOf, hasTokens: tokens !== undefined };
-  const reload = () => ({ kind: 'ok' as const, applied: ['queue.max'], restart: [] });
+  const leftOut = [{ instance: 'd1', source: 'file', why: 'its URL is that of d:1' }];
+  const reload = async () => ({ kind: 'ok' as const, applied: ['queue.max'], restart: [], leftOut });
   const app = buildAdmin(
     new Metrics({ version: 't' }),
     { ...gate, reload },
@@ -162,7 +163,11 @@ describe('/workers', () => {
     expect((await drain({ headers: { origin: 'http://127.0.0.1:29000', host: '127.0.0.1:29000' } })).status).toBe(200);
     expect((await drain({ from: '::ffff:127.0.0.1' })).status).toBe(200);
     expect((await ask('POST', '/-/reload', undefined, { from: '10.0.0.9' })).status).toBe(403);
-    expect((await ask('POST', '/-/reload')).body).toEqual({ applied: ['queue.max'], needs_restart: [] });
+    expect((await ask('POST', '/-/reload')).body).toEqual({
+      applied: ['queue.max'],
+      needs_restart: [],
+      left_out: [{ instance: 'd1', source: 'file', why: 'its URL is that of d:1' }],
+    });
   });
 });
 

@@ -1,7 +1,7 @@
 import { mkdirSync, mkdtempSync, renameSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, expect, test, vi } from 'vitest';
+import { afterEach, describe, expect, test, vi } from 'vitest';
 import { loadConfigFile } from '../../src/config/load.ts';
 import type { SimOptions } from '../../src/sim/options.ts';
 import { startSim } from '../../src/sim/start-sim.ts';
@@ -61,6 +61,7 @@ async function setUp(text: string, flags: Readonly<Record<string, string>> = {})
   const { facade, rpc } = baton.addresses;
   return {
     url: `http://${facade}`,
+    admin,
     rpc,
     publish,
     remove: () => rmSync(join(dir, '..data')),
@@ -105,7 +106,7 @@ test('a file with mistakes, an empty one and none at all change nothing', async 
   remove();
   expect((await reload()).body).toEqual({ problems: [`--config: ${file} does not exist`] });
   publish(NONE);
-  expect(await reload()).toEqual({ status: 200, body: { applied: [], needs_restart: [] } });
+  expect(await reload()).toEqual({ status: 200, body: { applied: [], needs_restart: [], left_out: [] } });
   expect(await metrics()).toContain('baton_config_last_reload_successful 1');
   expect(told('are in force')).toEqual([]);
 });
@@ -121,7 +122,7 @@ test('a request keeps the times with which it began; one that waits is placed by
   await waitUntil(async () => (await metrics()).includes('baton_queue_depth 1'));
   publish(`${sims}timeouts: {idle: 30ms}\n`);
   const { body } = await reload();
-  expect(body).toEqual({ applied: ['timeouts.idle', 'limits.requests'], needs_restart: [] });
+  expect(body).toEqual({ applied: ['timeouts.idle', 'limits.requests'], needs_restart: [], left_out: [] });
   expect(contentOf((await waiting).text)).toMatchObject({ finish: ['length'], errors: [], done: true });
   // It had not to wait for the end of the first.
   expect(await metrics()).toContain('baton_requests_in_flight{api="chat.completions"} 1');
@@ -161,3 +162,52 @@ test.skipIf(process.env['BATON_BIN'] !== undefined)(
     expect([reply.status, await reply.json()]).toEqual([409, { problems: [log.at(-1)?.['msg']] }]);
   },
 );
+
+describe('the only decode engine', () => {
+  const isServed = async (url: string) => (await post(`${url}/v1/chat/completions`, bodyOf(2))).status === 200;
+  const isReady = (url: string) => async () => (await fetch(`${url}/readiness`)).status === 200;
+  /** baton has a pair in service, and this is its decode engine. */
+  const servesAs = (url: string, admin: string, id: string) => async () => {
+    const worker = await (await fetch(`${admin}/workers/${id}`)).text();
+    return worker.includes('"is_healthy":true') && (await isServed(url)) && (await isReady(url)());
+  };
+
+  test('serves under its new name when the pool file renames it', async () => {
+    const list = await engines({});
+    const dir = mkdtempSync(join(tmpdir(), 'baton-'));
+    stack.defer(() => rmSync(dir, { recursive: true }));
+    const pools = join(dir, 'pools.yaml');
+    writeFileSync(pools, list);
+    const { baton, log } = await startQuietly(configOf({ 'pool-file': pools }));
+    stack.defer(() => baton.stop());
+    const [url, admin] = [`http://${baton.addresses.facade}`, `http://${baton.addresses.admin}`];
+    await waitUntil(isReady(url));
+    writeFileSync(pools, list.replace('role: decode', 'role: decode, name: d1'));
+    await waitUntil(servesAs(url, admin, 'd1'));
+    expect(log.filter(({ msg }) => String(msg).includes('left out'))).toEqual([]);
+  });
+
+  test('serves after a reload that renames it, and one that moves it from the settings to a pool file', async () => {
+    const list = await engines({});
+    const { publish, reload, url, admin, told } = await setUp(list);
+    await waitUntil(isReady(url));
+    publish(list.replace('role: decode', 'role: decode, name: d1'));
+    expect((await reload()).body).toEqual({ applied: ['instances'], needs_restart: [], left_out: [] });
+    await waitUntil(servesAs(url, admin, 'd1'));
+    const dir = mkdtempSync(join(tmpdir(), 'baton-'));
+    stack.defer(() => rmSync(dir, { recursive: true }));
+    const pools = join(dir, 'pools.yaml');
+    writeFileSync(pools, list.replace('role: decode', 'role: decode, name: d2'));
+    const followed = `discovery: {file: "${pools}"}\n`;
+    // As long as the settings name it too, the file's name for it waits, and each reload says so.
+    publish(`${list.replace('role: decode', 'role: decode, name: d1')}${followed}`);
+    const waits = { instance: 'd2', source: 'file', why: 'its URL is that of d1; it waits until that has it no more' };
+    const { body } = await reload();
+    expect(body).toMatchObject({ applied: ['discovery.file'], left_out: [expect.anything(), waits] });
+    expect((await reload()).body).toMatchObject({ applied: [], left_out: [expect.anything(), waits] });
+    expect(told('left out of the pool').length).toBeGreaterThanOrEqual(2);
+    publish(`instances: []\n${followed}`);
+    expect((await reload()).body).toMatchObject({ applied: ['instances'], left_out: [] });
+    await waitUntil(servesAs(url, admin, 'd2'));
+  });
+});

@@ -109,7 +109,7 @@ test('a rewritten file is in force at once, and no stream notices', { timeout: 3
   write(`${listOf(p, d1, d2)}policy: least_loaded\nrpc: {port: 1}\nlog: {level: warn}\n`);
   baton.signal('SIGHUP');
   await waitUntil(async () => (await metric(baton, 'baton_config_last_reload_successful '))?.endsWith(' 1') === true);
-  expect(await reload(baton)).toEqual({ status: 200, body: { applied: [], needs_restart: [] } });
+  expect(await reload(baton)).toEqual({ status: 200, body: { applied: [], needs_restart: [], left_out: [] } });
   const resumed = d1.requests.length;
   await waitUntil(() => d1.requests.length > resumed + 5);
   const quiet = linesWith(baton, '"level":"info"').length;

@@ -5,7 +5,7 @@ import { DrainInstanceRequestSchema, ResumeInstanceRequestSchema } from '../../g
 import { createDirectClient } from '../../src/rpc/direct-client.ts';
 import { stateWord } from '../../src/services/instance-words.ts';
 import { DrainEnd } from '../../src/services/registry/drain-end.ts';
-import { good, setUp } from '../support/registry.ts';
+import { good, setUp, spec } from '../support/registry.ts';
 
 let stack = new AsyncDisposableStack();
 afterEach(async () => {
@@ -30,7 +30,7 @@ async function setUpDrain(id: string, withStore = true) {
   world.world.reply = async () => idle();
   await world.clock.pass(0);
   await world.registry.drainInstance(create(DrainInstanceRequestSchema, { instanceId: id }));
-  const state = () => stateWord(world.only().state);
+  const state = () => stateWord(world.registry.snapshot()[0]?.state ?? 0);
   return { ...world, stored, state };
 }
 
@@ -76,6 +76,20 @@ describe('a draining decode engine', () => {
     await clock.pass(1_799_000);
     expect(state()).toBe('draining');
     await clock.pass(6000);
+    expect(state()).toBe('gone');
+  });
+
+  it('whose engine works on under another name is done when that has no work for once', async () => {
+    const { clock, registry, world, stored, state } = await setUpDrain('d:1');
+    stored.entries = 0;
+    world.reply = async () => good({ running: 1, waiting: 0 });
+    registry.applySource('static', [{ ...spec('d1'), url: 'http://d:1' }]);
+    await clock.pass(60_000);
+    expect(state()).toBe('draining');
+    world.reply = async () => idle();
+    await clock.pass(5000);
+    world.reply = async () => good({ running: 1, waiting: 0 });
+    await clock.pass(9000);
     expect(state()).toBe('gone');
   });
 

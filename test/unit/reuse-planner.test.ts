@@ -71,6 +71,8 @@ function entryOf(owner: Instance) {
 function setUp(options: {
   readonly owners: readonly Instance[];
   readonly taken?: Instance;
+  /** Default two of each kind. */
+  readonly pools?: readonly Instance[];
   readonly takes?: () => Promise<void>;
   readonly settings?: Partial<ReuseSettings>;
   readonly facts?: MessageInitShape<typeof RequestFactsSchema>;
@@ -108,7 +110,7 @@ function setUp(options: {
     },
   };
   const view = {
-    snapshot: () => [P1, P2, D1, D2],
+    snapshot: () => options.pools ?? [P1, P2, D1, D2],
     onChange: () => () => undefined,
     notePassive: () => undefined,
     noteBidirectional: () => undefined,
@@ -165,6 +167,17 @@ describe('who may get a handle', () => {
     expect(await plan()).toMatchObject({ kind: 'cold', outcome: ReuseOutcome.MISS_DISABLED });
     expect(ended).toEqual(['release claim not_sent']);
   });
+});
+
+test('no engine reads from itself under another name', async () => {
+  const renamed = decodeOf('d1', { ...known(), url: P1.url });
+  const seen = setUp({ owners: [renamed], taken: renamed, pools: [P1, P2, renamed] });
+  seen.trials.settle(P2, 'd1', 'ok');
+  expect(await seen.plan()).toMatchObject({ kind: 'hit', handle: { instanceIds: ['p2'] } });
+  // The entry that matches best may be another one's than the reader was chosen for.
+  const { plan, ended } = setUp({ owners: [D2, renamed], taken: renamed, pools: [P1, P2, renamed, D2] });
+  expect(await plan()).toMatchObject({ kind: 'cold', outcome: ReuseOutcome.MISS_DISABLED });
+  expect(ended).toEqual(['release claim not_sent']);
 });
 
 describe('a take whose answer is lost', () => {

@@ -84,6 +84,11 @@ export class DrainEnd implements AsyncDisposable {
   #idleSince({ id, load }: DrainingInstance, now: number): number {
     const seen = this.#seen.get(id) ?? { since: now, idleSince: undefined };
     this.#seen.set(id, seen);
+    if (load?.shared === true) {
+      // Work may be the other id's, which gets legs; this one has none any more once none is seen.
+      if (!load.busy && load.at > seen.since + SETTLE_MS) seen.idleSince ??= load.at;
+      return seen.idleSince ?? seen.since + BLIND_MS;
+    }
     if (load === undefined || load.at <= seen.since) return seen.idleSince ?? seen.since + BLIND_MS;
     seen.idleSince = load.busy ? undefined : (seen.idleSince ?? load.at);
     return seen.idleSince ?? now;

@@ -6,11 +6,12 @@ import { errorFields, type Logger } from '../../obs/log.ts';
 import { overLimit } from '../call-arguments.ts';
 import type { Clock } from '../clock.ts';
 import type { DescribedEngine } from '../engine-details.ts';
-import { type HealthSettings, InstanceRecord, type Taint } from '../instance-record.ts';
+import { type HealthSettings, InstanceRecord, LATE_READ } from '../instance-record.ts';
 import type { InstanceChange } from '../instance-watch.ts';
 import { stateWord } from '../instance-words.ts';
 import { WatchHub } from '../watch-hub.ts';
 import { Prober, type ProberOptions } from './prober.ts';
+import { Taints } from './taints.ts';
 
 /** Instances that are known at a time, those that have left not counted. */
 export const MAX_INSTANCES = 4096;
@@ -20,13 +21,26 @@ const GONE_KEPT_MS = 5 * 60_000;
 const MAX_GENERATIONS = 65_536;
 const MAX_WATCHES = 1024;
 
+/** Why instances drain that their source does not name any more. */
+export const GONE_FROM_SOURCE = 'removed_from_source';
+
 /** An instance and who named it. */
 export interface Member {
   readonly record: InstanceRecord;
   /** Name of its source; `rpc` for a registered one. */
-  readonly origin: string;
+  origin: string;
   /** Its source does not name it any more: it drains, and leaves when that is over. */
   orphaned: boolean;
+}
+
+/** Whether it drains because its source names it no more: its engine belongs to whoever names that next. */
+export function isLeaving({ orphaned, record }: Member): boolean {
+  return orphaned && record.drainReason !== undefined;
+}
+
+/** Why an operator drained it, which holds for its engine whatever names that. */
+export function heldDrain({ drainReason }: InstanceRecord): string | undefined {
+  return drainReason === GONE_FROM_SOURCE ? undefined : drainReason;
 }
 
 /** What an {@link InstancePool} runs on. */
@@ -48,7 +62,7 @@ export class InstancePool implements AsyncDisposable {
   readonly #prober: Prober;
   readonly #hub: WatchHub<InstanceChange>;
   readonly #members = new Map<string, Member>();
-  /** Those that have not left. */
+  /** Those that have not left; of two with one URL, as after a change of the name, the one that is named. */
   readonly #byUrl = new Map<string, Member>();
   readonly #instances = new Map<string, Instance>();
   /** One for each that has left. */
@@ -56,9 +70,9 @@ export class InstancePool implements AsyncDisposable {
   /** Of ids that are not listed any more, those that left last at the end. */
   readonly #generations = new Map<string, number>();
   readonly #told = new WeakSet<InstanceRecord>();
-  /** Of processes whose prefix cache cannot be trusted, by id. */
-  readonly #taints = new Map<string, Taint>();
+  readonly #taints = new Taints(MAX_GENERATIONS);
   readonly #listeners = new Set<() => void>();
+  #onFree = () => {};
   /** Made when it is asked for after a change. */
   #snapshot: readonly Instance[] | undefined;
   #closed = false;
@@ -118,7 +132,7 @@ export class InstancePool implements AsyncDisposable {
     return this.#instances.get(spec.id);
   }
 
-  /** The member that uses a URL, if it has not left. */
+  /** The member that has a URL, if it has not left. */
   memberAt(url: string): Member | undefined {
     return this.#byUrl.get(url);
   }
@@ -127,6 +141,11 @@ export class InstancePool implements AsyncDisposable {
   onChange(listener: () => void): () => void {
     this.#listeners.add(listener);
     return () => void this.#listeners.delete(listener);
+  }
+
+  /** Calls `listener` after an id or a URL became free, in the same turn and before others can have it. */
+  onFree(listener: () => void): void {
+    this.#onFree = listener;
   }
 
   /**
@@ -142,14 +161,38 @@ export class InstancePool implements AsyncDisposable {
     this.#removals.get(spec.id)?.();
     this.#removals.delete(spec.id);
     const record = new InstanceRecord(spec, this.#health, generation, engine);
-    const taint = this.#taints.get(spec.id);
+    const taint = this.#taints.of(spec);
     if (taint !== undefined) record.distrust(taint);
+    const other = this.#byUrl.get(spec.url);
+    const drain = other === undefined ? undefined : heldDrain(other.record);
+    if (drain !== undefined) record.drain(drain);
     const member: Member = { record, origin, orphaned: false };
     this.#members.set(spec.id, member);
     this.#byUrl.set(spec.url, member);
     this.publish(record);
     this.#prober.add(record);
     return member;
+  }
+
+  /** A source names it from now on; its life goes on. */
+  adopt(member: Member, origin: string, spec: InstanceSpec): void {
+    member.origin = origin;
+    member.orphaned = false;
+    member.record.respec(spec);
+    this.#byUrl.set(spec.url, member);
+  }
+
+  /** Drains an instance; what is wrong with its process is so under each id that the process has. */
+  drain(record: InstanceRecord, reason: string): Instance {
+    record.drain(reason);
+    if (reason === LATE_READ) {
+      for (const { record: other } of this.#members.values()) {
+        if (other === record || other.spec.url !== record.spec.url || other.hasLeft) continue;
+        other.drain(reason);
+        this.publish(other);
+      }
+    }
+    return this.publish(record);
   }
 
   /** The newest generation of an id; 0 for one that is not known. */
@@ -193,7 +236,7 @@ export class InstancePool implements AsyncDisposable {
     // A late word of an earlier life.
     if (member?.record !== record) return known ?? record.toInstance(this.revision);
     if (member.orphaned && record.state === InstanceState.GONE) record.leave(record.reason);
-    this.#keepTaint(record);
+    this.#taints.keep(record.spec, record.taint);
     if (known !== undefined && equals(InstanceSchema, known, record.toInstance(known.revision))) return known;
     const { instance } = this.#hub.publish((revision) => ({
       instance: record.toInstance(revision),
@@ -231,19 +274,6 @@ export class InstancePool implements AsyncDisposable {
     await this.#prober[Symbol.asyncDispose]();
   }
 
-  /** Whoever leaves and comes back under its id is the same process until its start time tells another. */
-  #keepTaint({ spec: { id }, taint }: InstanceRecord): void {
-    if (taint === undefined) {
-      this.#taints.delete(id);
-      return;
-    }
-    this.#taints.set(id, taint);
-    for (const oldest of this.#taints.keys()) {
-      if (this.#taints.size <= MAX_GENERATIONS) return;
-      this.#taints.delete(oldest);
-    }
-  }
-
   #checkRoom(): void {
     if (this.#members.size - this.#removals.size >= MAX_INSTANCES) throw overLimit('instances', MAX_INSTANCES);
     // Those that have left make room early.
@@ -257,6 +287,7 @@ export class InstancePool implements AsyncDisposable {
     this.#prober.forget(record);
     const { url } = record.spec;
     if (this.#byUrl.get(url)?.record === record) this.#byUrl.delete(url);
+    this.#onFree();
   }
 
   #bury(record: InstanceRecord): void {

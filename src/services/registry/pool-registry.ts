@@ -36,18 +36,18 @@ import { checkReasonWord, invalidField } from '../call-arguments.ts';
 import { type Clock, SYSTEM_CLOCK } from '../clock.ts';
 import type { DescribedEngine } from '../engine-details.ts';
 import { passesFilter } from '../instance-filter.ts';
-import { type HealthSettings, isSameLife } from '../instance-record.ts';
+import { type HealthSettings, type InstanceRecord, isSameLife } from '../instance-record.ts';
 import type { InstanceView, LearntOfEngine } from '../instance-view.ts';
 import { toWatchResponses } from '../instance-watch.ts';
 import { clampPageSize, decodePageToken, encodePageToken } from '../page-token.ts';
 import type { InstancePins } from '../pin-watch.ts';
 import { readCheckpointInterval } from '../watch-hub.ts';
-import { InstancePool, type Member } from './instance-pool.ts';
+import { heldDrain, InstancePool, isLeaving, type Member } from './instance-pool.ts';
 import { Leases } from './leases.ts';
 import { readLoad, readRegistration } from './register-request.ts';
 import { Registrations } from './registrations.ts';
 import { type RegistryState, type SavedRegistration, type SavedSpec, savedSpec } from './registry-state.ts';
-import { SourceViews } from './source-views.ts';
+import { type LeftOut, SourceViews } from './source-views.ts';
 
 /** What a {@link PoolRegistryService} runs on. */
 export interface PoolRegistryOptions {
@@ -174,9 +174,7 @@ export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, In
   /** Drains an instance that would do harm; the same as DrainInstance. */
   readonly drain = (instanceId: string, reason: string): void => {
     const member = this.#member(instanceId);
-    if (member === undefined) return;
-    member.record.drain(reason);
-    this.#pool.publish(member.record);
+    if (member !== undefined) this.#pool.drain(member.record, reason);
   };
 
   /** How an instance is described, with the key and the headers that no message tells. */
@@ -185,6 +183,11 @@ export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, In
   /** Takes the newest view of a source of instances, all of it. */
   applySource(source: string, specs: readonly InstanceSpec[]): void {
     this.#sources.apply(source, specs);
+  }
+
+  /** What sources name and the pool does not have from them. */
+  get leftOut(): readonly LeftOut[] {
+    return this.#sources.leftOut;
   }
 
   /** What is to outlive this process; `sources` are those whose last view is a part of it. */
@@ -231,11 +234,10 @@ export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, In
       if (record.state !== InstanceState.DRAINING) return [];
       const { id, role, kvLeaseMs, decoderTtlMs } = record.spec;
       const load = this.#pool.instanceOf(record)?.load;
-      const reading =
-        load === undefined
-          ? {}
-          : { load: { busy: load.running + load.waiting + load.waitingDeferred > 0, at: record.loadReadAt } };
-      return [{ id, role, kvLeaseMs, decoderTtlMs, ...reading }];
+      if (load === undefined) return [{ id, role, kvLeaseMs, decoderTtlMs }];
+      const busy = load.running + load.waiting + load.waitingDeferred > 0;
+      const shared = this.#heirOf(record) !== undefined;
+      return [{ id, role, kvLeaseMs, decoderTtlMs, load: { busy, at: record.loadReadAt, shared } }];
     });
   }
 
@@ -295,14 +297,18 @@ export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, In
 
   async drainInstance(request: DrainInstanceRequest): Promise<DrainInstanceResponse> {
     const { record } = this.#find(request.instanceId, request.incarnation);
-    record.drain(reasonWord(request.reason));
-    return create(DrainInstanceResponseSchema, { instance: this.#pool.withAge(this.#pool.publish(record)) });
+    const instance = this.#pool.drain(record, reasonWord(request.reason));
+    return create(DrainInstanceResponseSchema, { instance: this.#pool.withAge(instance) });
   }
 
   async resumeInstance(request: ResumeInstanceRequest): Promise<ResumeInstanceResponse> {
     const { record } = this.#find(request.instanceId, request.incarnation);
     reasonWord(request.reason);
     const drained = record.outOfUse !== undefined;
+    const heir = this.#heirOf(record);
+    if (drained && heir !== undefined) {
+      throw invalidField('instance_id', `its engine is in the pool as ${heir} now, and is in service only once`);
+    }
     if (drained) record.resume();
     const instance = this.#pool.publish(record);
     if (drained) this.#pool.probeSoon(record);
@@ -372,7 +378,8 @@ export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, In
 
   #put(spec: SavedSpec, leaseMs: number | undefined, engine: DescribedEngine): Member {
     // A drain holds until it is ended, whatever restarts meanwhile.
-    const before = this.#pool.get(spec.id)?.record.drainReason;
+    const known = this.#pool.get(spec.id);
+    const before = known && heldDrain(known.record);
     const member = this.#pool.put({ ...spec, ...this.#credentials(spec.role) }, REGISTERED, engine);
     if (before !== undefined) member.record.drain(before);
     if (leaseMs === undefined) this.#leases.revoke(spec.id);
@@ -383,13 +390,20 @@ export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, In
   /** Refuses an id that a source names, and the URL of another instance: an engine is in the pool once. */
   #checkFree({ id, url }: InstanceSpec): void {
     const known = this.#pool.get(id);
-    if (known !== undefined && !known.record.hasLeft && known.origin !== REGISTERED) {
+    if (known !== undefined && !known.record.hasLeft && known.origin !== REGISTERED && !known.orphaned) {
       throw invalidField('instance.id', `is named by another source (${known.origin}), which needs no registration`);
     }
-    const other = this.#pool.memberAt(url)?.record.spec.id;
-    if (other !== undefined && other !== id) {
-      throw invalidField('instance.url', `is that of the instance ${other}: use its id, or deregister it`);
+    const other = this.#pool.memberAt(url);
+    if (other !== undefined && other !== known && !isLeaving(other)) {
+      const { id: otherId } = other.record.spec;
+      throw invalidField('instance.url', `is that of the instance ${otherId}: use its id, or deregister it`);
     }
+  }
+
+  /** The id under which the engine of this one is named now, where that is another. */
+  #heirOf(record: InstanceRecord): string | undefined {
+    const holder = this.#pool.memberAt(record.spec.url)?.record;
+    return holder === record ? undefined : holder?.spec.id;
   }
 
   #expire(id: string): void {
@@ -420,7 +434,12 @@ const UNKNOWN_ENGINE: DescribedEngine = {
 /** An instance that drains. */
 export interface DrainingInstance extends Pick<InstanceSpec, 'id' | 'role' | 'kvLeaseMs' | 'decoderTtlMs'> {
   /** Whether it had work when it was asked; absent for an engine that does not tell. */
-  readonly load?: { readonly busy: boolean; readonly at: number };
+  readonly load?: {
+    readonly busy: boolean;
+    readonly at: number;
+    /** The engine works under another id too. */
+    readonly shared: boolean;
+  };
 }
 
 function checkLife({ record }: Member, life: Incarnation | undefined): void {
