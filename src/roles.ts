@@ -163,7 +163,7 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
       replies,
       settings,
       view,
-      ...linkRouter(settings, routerService, connectTo, onFault, stack),
+      ...linkRouter(settings, routerService, connectTo, onFault, log, stack),
       metrics,
       log,
       version,

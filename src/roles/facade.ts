@@ -16,7 +16,7 @@ import type { Logger } from '../obs/log.ts';
 import { createLogLimit } from '../obs/log-limit.ts';
 import type { Metrics } from '../obs/metrics.ts';
 import { POLICIES } from '../policies/index.ts';
-import { batonErrorFrom, neverReached } from '../rpc/errors.ts';
+import { neverReached } from '../rpc/errors.ts';
 import type { FirstTokenDeps } from '../services/first-token-deps.ts';
 import type { InstanceView } from '../services/instance-view.ts';
 import { ReportSender } from '../services/report-sender.ts';
@@ -24,7 +24,7 @@ import { RetryBudget } from '../services/retry-budget.ts';
 import { sha256 } from '../services/sha256.ts';
 import { SilenceWatch } from '../services/silence-watch.ts';
 import type { EngineHeadersOf } from './credentials.ts';
-import type { RouterLink } from './router-link.ts';
+import { type RouterLink, routerError } from './router-link.ts';
 import { watchKeys } from './watched-files.ts';
 
 /** What the facade of a process is made of. */
@@ -96,7 +96,7 @@ function generateDeps(parts: FacadeParts): () => GenerateDeps {
           silences.noteAlive(id);
           view.notePassive(id, 'ok');
         },
-        toBatonError: (error) => batonErrorFrom(error, 'ROUTER_UNAVAILABLE'),
+        toBatonError: routerError,
         retryBudget,
         limits: {
           queueMs: config.timeouts.queueMs,

@@ -2,9 +2,12 @@ import { type Client, Code, ConnectError } from '@connectrpc/connect';
 import { Router } from '../../gen/baton/v1/router_pb.ts';
 import { HealthCheckResponse_ServingStatus as Status } from '../../gen/grpc/health/v1/health_pb.ts';
 import type { Settings } from '../config/settings.ts';
+import { BatonError, type ErrorReasonName } from '../core/errors.ts';
+import type { Logger } from '../obs/log.ts';
 import type { FaultSink } from '../rpc/bind.ts';
 import type { RemoteServices } from '../rpc/clients.ts';
 import { createDirectClient } from '../rpc/direct-client.ts';
+import { batonErrorFrom } from '../rpc/errors.ts';
 import type { RouterService } from '../services/router.ts';
 import { RouterCheck } from '../services/router-check.ts';
 import type { ConnectTo } from './peers.ts';
@@ -22,11 +25,18 @@ export function linkRouter(
   local: RouterService | undefined,
   connectTo: ConnectTo,
   onFault: FaultSink,
+  log: Logger,
   stack: AsyncDisposableStack,
 ): RouterLink {
   if (local !== undefined) return { router: createDirectClient(Router, local, onFault), routerCheck: undefined };
   const { health, router } = connectTo(settings.current.routerUrl);
-  const ask = (signal: AbortSignal) => serves(health, signal);
+  let told = '';
+  const ask = async (signal: AbortSignal) => {
+    const refusal = await refusalOf(router, signal);
+    if (refusal !== '' && refusal !== told) log.error({ cause: refusal }, REFUSED);
+    told = refusal;
+    return refusal === '' && (await serves(health, signal));
+  };
   const routerCheck = new RouterCheck({
     ask,
     now: () => performance.now(),
@@ -39,6 +49,39 @@ export function linkRouter(
 
 /** A router that needs longer for such an answer plans nothing in time either. */
 const ASK_MS = 2000;
+
+const REFUSED =
+  'the router refuses what this facade asks: --router-url has to name the RPC port of a router, and the token that ' +
+  '--rpc-client-token-file holds has to act for any tenant there; clients get 503 until then';
+
+/** Codes that say what is wrong between the two processes, and not with a request. */
+const REFUSALS: ReadonlySet<Code> = new Set([Code.Unauthenticated, Code.PermissionDenied, Code.Unimplemented]);
+
+/** Why the router would not plan for this process; empty where it would. Asked with a dry run without a request. */
+async function refusalOf(router: Client<typeof Router>, signal: AbortSignal): Promise<string> {
+  try {
+    await router.explainRoute({}, { signal });
+    return '';
+  } catch (error) {
+    const { code, rawMessage } = ConnectError.from(error);
+    return REFUSALS.has(code) ? rawMessage : '';
+  }
+}
+
+/** A failed call to the router as a client may see it: what is wrong between the two processes is no fault of the client. */
+export function routerError(error: unknown): BatonError {
+  const known = batonErrorFrom(error, 'ROUTER_UNAVAILABLE');
+  if (!OWN_FAULTS.has(known.reason) && known.reason !== 'ROUTER_UNAVAILABLE') return known;
+  const message = 'The router does not answer.';
+  return new BatonError({ reason: 'ROUTER_UNAVAILABLE', message, retryAfterMs: 1000 }, { cause: error });
+}
+
+const OWN_FAULTS: ReadonlySet<ErrorReasonName> = new Set([
+  'CREDENTIAL_REQUIRED',
+  'OPERATOR_REQUIRED',
+  'TENANT_FORBIDDEN',
+  'NOT_IMPLEMENTED',
+]);
 
 async function serves(health: RemoteServices['health'], signal: AbortSignal): Promise<boolean> {
   try {

@@ -168,6 +168,46 @@ test('without tokens callers are told apart by what they show, may name tenants,
   expect((await unsafe.kvCacheStore.takeEntry(take('t'))).result.case).toBe('taken');
 });
 
+test.each([
+  ['no token', undefined, 'router', /a token is needed/],
+  ['a token that acts for one tenant', 'team', 'router', /acts for any tenant/],
+  ['the port of a store', 'roles', 'kvstore', /is not served by this process/],
+] as const)(
+  'a facade with %s: clients get 503 and no blame, and the log says what to set',
+  async (_, token, asked, cause) => {
+    const path = folder();
+    const tokens = join(path, 'tokens');
+    writeFileSync(tokens, `${line('roles', 'roles', 'any-tenant', 'operator')}${line('team', 'team')}`);
+    const engines = stack.use(await startSimPools({ prefill: 1, decode: 1 }));
+    const router = await start({
+      roles: asked === 'router' ? 'kvstore,registry,router' : 'kvstore',
+      'rpc-tokens-file': tokens,
+      ...(asked === 'router' ? { prefill: engines.prefill[0]?.url ?? '', decode: engines.decode[0]?.url ?? '' } : {}),
+    });
+    const file = join(path, 'token');
+    writeFileSync(file, `${token}\n`);
+    const facade = await start(
+      {
+        roles: 'facade',
+        'router-url': `http://${router.rpc}`,
+        ...(token === undefined ? {} : { 'rpc-client-token-file': file }),
+      },
+      'timeouts: {router: 300ms, queue: 300ms}\n',
+    );
+    const reply = await fetch(`http://${facade.facade}/v1/chat/completions`, {
+      method: 'POST',
+      body: JSON.stringify({ model: 'sim-model', messages: [{ role: 'user', content: 'hi' }] }),
+    });
+    expect([reply.status, reply.headers.get('retry-after')]).toEqual([503, '1']);
+    const { error } = (await reply.json()) as { error: Record<string, unknown> };
+    expect(error).toMatchObject({ code: 'router_unavailable', message: 'The router does not answer.' });
+    await expect.poll(() => facade.log.filter(({ level }) => level === 'error')).not.toEqual([]);
+    const told = facade.log.filter(({ msg }) => String(msg).startsWith('the router refuses'));
+    expect(told).toEqual([expect.objectContaining({ cause: expect.stringMatching(cause) })]);
+    expect((await fetch(`http://${facade.facade}/readiness`)).status).toBe(503);
+  },
+);
+
 test('each role apart, over mTLS with tokens and over unix sockets: a second turn hits', async () => {
   const path = folder();
   const tokens = join(path, 'tokens');
