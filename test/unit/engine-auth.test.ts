@@ -74,8 +74,21 @@ describe('classifyStatus', () => {
     expect(classifyStatus(status, {}, utf8('{}'), 'none')).toBeUndefined();
   });
 
-  test.each([400, 404, 405, 413, 422])("%i is the request's own fault", (status) => {
-    expect(classifyStatus(status, {}, utf8('{}'), 'none')).toMatchObject({ kind: 'refused', refusal: { status } });
+  test.each([400, 404, 413, 422])("%i that says why is the request's own fault", (status) => {
+    const body = utf8('{"error":{"message":"no such thing as the request asks for","type":"NotFoundError"}}');
+    expect(classifyStatus(status, {}, body, 'none')).toMatchObject({ kind: 'refused', refusal: { status } });
+  });
+
+  test.each([
+    [404, '{}'],
+    [404, '{"detail":"Not Found"}'],
+    [405, '{"detail":"Method Not Allowed"}'],
+  ])('%i with %s is an engine without the route: another one may have it', (status, body) => {
+    expect(classifyStatus(status, {}, utf8(body), 'none')).toMatchObject({
+      kind: 'failed',
+      cause: 'route_missing',
+      refusal: { status: 502 },
+    });
   });
 
   test.each([
