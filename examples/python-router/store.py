@@ -1,5 +1,6 @@
 """A KVCacheStore client: claims with `with`, and a miss whenever the store does not answer."""
 
+import contextlib
 import json
 import uuid
 
@@ -74,7 +75,10 @@ class Claim:
 
 class Store:
     def __init__(self, target, token=None):
-        self._stub = rpc.KVCacheStoreStub(grpc.insecure_channel(target))
+        channel = grpc.insecure_channel(target)
+        with contextlib.suppress(grpc.FutureTimeoutError):  # connecting is not to eat up the first request's budget
+            grpc.channel_ready_future(channel).result(timeout=PATIENT_S)
+        self._stub = rpc.KVCacheStoreStub(channel)
         self._metadata = [("authorization", f"Bearer {token}")] if token else []
 
     def take(self, model, conversation, token_ids):

@@ -141,7 +141,9 @@ test('the router serves conversations as one engine would, and reads what the tu
   }
   // A store that is away costs no answer.
   await store.end('SIGKILL');
-  expect((await turn([{ role: 'user', content: 'Still there?' }], false)).reuse).toBe('STORE_UNAVAILABLE');
+  expect((await turn([{ role: 'user', content: 'Still there?' }], false)).reuse).toMatch(
+    /^STORE_(UNAVAILABLE|DEADLINE_EXCEEDED)$/,
+  );
   for (const sim of [...pools.prefill, ...pools.decode]) {
     expect(sim.state()).toMatchObject({ mismatchedPulls: 0, doubleReads: 0, expiredReads: 0, hung: 0 });
   }
