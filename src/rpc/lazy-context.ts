@@ -83,7 +83,7 @@ export abstract class LazyContext implements HandlerContext {
   /** Called when somebody wants to know of an early end. */
   protected watchForEnd(): void {
     const timeoutMs = this.timeoutMs();
-    if (timeoutMs === undefined || this.#timer !== undefined) return;
+    if (this.#ended || timeoutMs === undefined || this.#timer !== undefined) return;
     if (timeoutMs <= 0) this.end(deadlineError());
     else this.#timer = setTimeout(() => this.end(deadlineError()), timeoutMs);
   }
