@@ -1,13 +1,12 @@
 import { hash } from 'node:crypto';
-import { joinUnambiguously } from '../entry.ts';
 
 /** Numbers that a digest is cut to: 128 bits. */
 export const DIGEST_WORDS = 4;
 
-/** Numbers that are equal for equal lists of strings alone. */
-export function digestOf(parts: readonly string[]): readonly number[] {
+/** Numbers that are equal for equal texts alone. */
+export function digestOf(text: string): readonly number[] {
   // As text: a buffer of its own costs more than the digest.
-  return wordsOf(Buffer.from(hash('sha256', joinUnambiguously(parts), 'latin1'), 'latin1'));
+  return wordsOf(Buffer.from(hash('sha256', text, 'latin1'), 'latin1'));
 }
 
 /** A digest that was made elsewhere, as numbers. */

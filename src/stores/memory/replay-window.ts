@@ -1,4 +1,5 @@
 import type { AgingMapOptions } from '../aging-map.ts';
+import { joinUnambiguously } from '../entry.ts';
 import { idempotencyKeyReused } from '../refusals.ts';
 import type { CallId } from '../store.ts';
 import { AgingRows } from './aging-rows.ts';
@@ -54,7 +55,7 @@ export class ReplayWindow {
 }
 
 function keyOf({ scope, key }: CallId): readonly number[] {
-  return digestOf([scope, key]);
+  return digestOf(joinUnambiguously([scope, key]));
 }
 
 function listOf(value: readonly number[]): number {

@@ -3,6 +3,7 @@ import { setImmediate } from 'node:timers/promises';
 import { MissReason } from '../../../gen/baton/v1/kv_cache_store_pb.ts';
 import { chooseSlot } from '../choose-entry.ts';
 import { passesFilter, sizeOf } from '../entry.ts';
+import { FilteredCounts } from '../filtered-counts.ts';
 import { reasonOf } from '../miss-reason.ts';
 import { claimNotFound, claimSpent, entryClaimed, pageTokenInvalid, revisionMismatch } from '../refusals.ts';
 import type { SavedEntry } from '../snapshot-file.ts';
@@ -407,29 +408,18 @@ export class MemoryStore implements KvStore {
     return now;
   }
 
-  async #countSlots(
-    filter: StoreFilter,
-    now: number,
-  ): Promise<Pick<StoreStats, 'entries' | 'claims' | 'bytes' | 'releaseQueue' | 'owners'>> {
-    const owners = new Map<string, { entries: number; pinnedBlocks: number }>();
-    let [looked, entries, claims, bytes, releaseQueue] = [0, 0, 0, 0, 0];
+  async #countSlots(filter: StoreFilter, now: number): Promise<FilteredCounts['counts']> {
+    const counted = new FilteredCounts();
+    let looked = 0;
     for (const slot of this.#life.table.after(0)) {
       looked += 1;
       if (looked % SLICE === 0) await setImmediate();
       if (!passesFilter(slot, filter) || this.#life.alive(slot, now) === undefined) continue;
-      const { instanceId } = slot.owner;
-      const owner = owners.get(instanceId) ?? { entries: 0, pinnedBlocks: 0 };
-      owners.set(instanceId, owner);
-      owner.pinnedBlocks += slot.blocks;
-      if (slot.claim !== undefined) claims += 1;
-      if (slot.state === 'queued') releaseQueue += 1;
-      if (!isLive(slot.state)) continue;
-      entries += 1;
-      bytes += slot.bytes;
-      owner.entries += 1;
+      const { owner, blocks, bytes, state } = slot;
+      const claimed = slot.claim !== undefined;
+      counted.add({ owner, blocks, bytes, claimed, queued: state === 'queued', live: isLive(state) });
     }
-    const list = [...owners].map(([instanceId, counts]) => ({ instanceId, ...counts }));
-    return { entries, claims, bytes, releaseQueue, owners: list };
+    return counted.counts;
   }
 }
 

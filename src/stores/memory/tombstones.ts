@@ -1,4 +1,5 @@
 import type { MissReason } from '../../../gen/baton/v1/kv_cache_store_pb.ts';
+import { keyIdOf } from '../entry.ts';
 import { reasonOf } from '../miss-reason.ts';
 import type { StoreKey } from '../store.ts';
 import { AgingRows } from './aging-rows.ts';
@@ -43,13 +44,13 @@ export class Tombstones {
   }
 
   ofKey(key: StoreKey, now: number): Tombstone | undefined {
-    return this.#read(this.#byKey.get(keyOf(key), now));
+    return this.#read(this.#byKey.get(digestOf(keyIdOf(key)), now));
   }
 
   add(key: StoreKey, { tenant, seq, reason }: Tombstone, now: number): void {
     const value = () => [this.#tenants.join(tenant), seq, reason];
     this.#bySeq.set([seq], value(), now, TOMBSTONE_BYTES);
-    const id = keyOf(key);
+    const id = digestOf(keyIdOf(key));
     const before = this.#read(this.#byKey.get(id, now));
     if (before === undefined || before.seq <= seq) this.#byKey.set(id, value(), now, TOMBSTONE_BYTES);
   }
@@ -65,8 +66,4 @@ export class Tombstones {
     const [tenant = 0, seq = 0, reason = 0] = value;
     return { tenant: this.#tenants.get(tenant), seq, reason: reasonOf(reason) };
   }
-}
-
-function keyOf({ tenant, model, adapter, cacheSalt, conversationId }: StoreKey): readonly number[] {
-  return digestOf([tenant, model, adapter, cacheSalt, conversationId]);
 }

@@ -4,6 +4,7 @@ import { BatonError } from '../../core/errors.ts';
 import { AgingMap } from '../aging-map.ts';
 import { type Choice, chooseSlot } from '../choose-entry.ts';
 import { passesFilter, sizeOf } from '../entry.ts';
+import { FilteredCounts } from '../filtered-counts.ts';
 import { MEMORY_BOUNDS } from '../memory/store.ts';
 import { reasonOf } from '../miss-reason.ts';
 import {
@@ -327,11 +328,9 @@ export class ValkeyStore implements KvStore {
     return { ...counted, ...(await this.#countRows(filter)) };
   }
 
-  async #countRows(
-    filter: StoreFilter,
-  ): Promise<Pick<StoreStats, 'entries' | 'claims' | 'bytes' | 'releaseQueue' | 'owners'>> {
-    const owners = new Map<string, { entries: number; pinnedBlocks: number }>();
-    let [after, entries, claims, bytes, releaseQueue] = [0, 0, 0, 0, 0];
+  async #countRows(filter: StoreFilter): Promise<FilteredCounts['counts']> {
+    const counted = new FilteredCounts();
+    let after = 0;
     for (let more = true; more; ) {
       const reply = await this.#change('list', undefined, [after, PAGE]);
       more = reply.number(4) === PAGE;
@@ -340,20 +339,11 @@ export class ValkeyStore implements KvStore {
         if (item.text(5) === 'x') continue;
         const row = rowOf(item);
         if (!passesFilter(row.facts, filter)) continue;
-        const { instanceId } = row.facts.owner;
-        const owner = owners.get(instanceId) ?? { entries: 0, pinnedBlocks: 0 };
-        owners.set(instanceId, owner);
-        owner.pinnedBlocks += row.facts.blocks;
-        if (row.claimed) claims += 1;
-        if (row.state === 'q') releaseQueue += 1;
-        if (!isLiveState(row.state)) continue;
-        entries += 1;
-        bytes += row.bytes;
-        owner.entries += 1;
+        const { facts, state, bytes, claimed } = row;
+        counted.add({ ...facts, bytes, claimed, queued: state === 'q', live: isLiveState(state) });
       }
     }
-    const list = [...owners].map(([instanceId, counts]) => ({ instanceId, ...counts }));
-    return { entries, claims, bytes, releaseQueue, owners: list };
+    return counted.counts;
   }
 
   readonly onChange = (listener: ChangeListener): (() => void) => this.#changes.onChange(listener);
