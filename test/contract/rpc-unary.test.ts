@@ -38,6 +38,7 @@ interface Seen {
 
 async function start() {
   const seen: Seen[] = [];
+  const waiting = Promise.withResolvers<AbortSignal>();
   const listener = stack.use(
     await startRpcListener({
       host: '127.0.0.1',
@@ -65,6 +66,7 @@ async function start() {
             new Promise((_resolve, reject) => {
               if (signal.aborted) reject(signal.reason);
               else signal.addEventListener('abort', () => reject(signal.reason));
+              waiting.resolve(signal);
             }),
         },
       },
@@ -75,7 +77,7 @@ async function start() {
       onFault: (fault) => void faults.push(fault),
     }),
   );
-  return { url: `http://127.0.0.1:${listener.port}`, seen, listener };
+  return { url: `http://127.0.0.1:${listener.port}`, seen, waiting: waiting.promise };
 }
 
 interface Call {
@@ -204,39 +206,19 @@ test('a body over the limit is refused while it comes, and no more of it is take
 });
 
 test.each([{}, THE_OTHER_WAY])('a caller that goes away ends its call %j', async (headers) => {
-  const ended = Promise.withResolvers<unknown>();
-  const listener = stack.use(
-    await startRpcListener({
-      host: '127.0.0.1',
-      port: 0,
-      services: {
-        kvCacheStore: {
-          getStats: (_, { signal }) =>
-            new Promise((_resolve, reject) => {
-              begun.resolve();
-              signal.addEventListener('abort', () => {
-                ended.resolve(signal.reason);
-                reject(signal.reason);
-              });
-            }),
-        },
-      },
-      callerOf: () => EVERYTHING,
-      onFault: (fault) => void faults.push(fault),
-    }),
-  );
-  const begun = Promise.withResolvers<void>();
-  const session = stack.adopt(connectHttp2(`http://127.0.0.1:${listener.port}`), (each) => each.destroy());
+  const { url, waiting } = await start();
+  const session = stack.adopt(connectHttp2(url), (each) => each.destroy());
   const stream = session.request({
     ':method': 'POST',
-    ':path': '/baton.v1.KVCacheStore/GetStats',
+    ':path': '/baton.v1.KVCacheStore/ReleaseClaim',
     'content-type': 'application/proto',
     ...headers,
   });
   stream.on('error', () => undefined);
   stream.end();
-  await begun.promise;
+  const signal = await waiting;
+  expect(signal.aborted).toBe(false);
   stream.close(constants.NGHTTP2_CANCEL);
-  expect(await ended.promise).toMatchObject({ name: 'ConnectError' });
+  await expect.poll(() => signal.reason).toMatchObject({ name: 'ConnectError' });
   expect(faults).toEqual([]);
 });

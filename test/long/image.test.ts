@@ -62,11 +62,7 @@ test('what the Dockerfile makes runs on its base, without rights, on a read-only
   if (!(await hasTool('unshare', ['--mount', 'true']))) skipWithout(context, 'the right to mount');
   const scratch = mkdtempSync(join(tmpdir(), 'baton-image-'));
   onTestFinished(() => rmSync(scratch, { recursive: true, force: true }));
-  const [sources, image, root] = ['src', 'image', 'root'].map((name) => join(scratch, name)) as [
-    string,
-    string,
-    string,
-  ];
+  const [sources, image, root] = [join(scratch, 'src'), join(scratch, 'image'), join(scratch, 'root')];
 
   layContext(sources);
   const env = { ...process.env, PATH: `${resolve('node_modules/.bin')}:${process.env['PATH']}`, COMMIT: 'c0ffee' };

@@ -1,13 +1,11 @@
 import type { Config } from '../../src/config/config.ts';
 import { type Loaded, type LoadResult, loadConfig } from '../../src/config/load-config.ts';
-import { CONNECTORS } from '../../src/connectors/index.ts';
+import { KNOWN } from '../../src/known.ts';
 import { createLogger } from '../../src/obs/log.ts';
-import { POLICIES } from '../../src/policies/index.ts';
 import type { ReloadSource } from '../../src/roles/reload.ts';
 import { type Running, startBaton } from '../../src/roles.ts';
 import type { SimOptions } from '../../src/sim/options.ts';
 import { type Sim, startSim } from '../../src/sim/start-sim.ts';
-import { STORES } from '../../src/stores/index.ts';
 import { type Settings, startExecutable } from './executable.ts';
 
 /** baton in this process, in front of simulated engines that the test controls. */
@@ -48,7 +46,7 @@ export function loadInput(
     // The turns of tests are short: what a handle saves is left aside but where that is what is tested.
     flags: { ...anyPort, 'reuse-min-saved-tokens': '0', ...flags },
     env,
-    known: { policies: Object.keys(POLICIES), connectors: Object.keys(CONNECTORS), stores: Object.keys(STORES) },
+    known: KNOWN,
     terminal: false,
   };
 }

@@ -74,13 +74,16 @@ describe('an engine that was given up', () => {
     expect(late).toEqual(['d']);
   });
 
-  it('has not when it is heard of before', () => {
-    const { heard, late, missed, pass, unread } = setUp();
+  it.each([
+    ['it is heard of before', 'heard'],
+    ['its life ended meanwhile', 'restart'],
+  ] as const)('has not when %s', (_, event) => {
+    const { late, missed, pass, unread, ...engine } = setUp();
     missed();
     pass(18_000);
     unread(10_000);
     pass(9_000);
-    heard();
+    engine[event]();
     pass(100_000);
     expect(late).toEqual([]);
   });
@@ -109,16 +112,6 @@ describe('an engine that was given up', () => {
     missed();
     pass(100_000);
     expect(late).toEqual(['d']);
-  });
-
-  it('has not when its life ended meanwhile', () => {
-    const { late, missed, pass, restart, unread } = setUp();
-    missed();
-    pass(18_000);
-    unread(10_000);
-    restart();
-    pass(100_000);
-    expect(late).toEqual([]);
   });
 
   it('kept a lease with its heartbeats for half of its length after it was last heard of', () => {
