@@ -18,21 +18,8 @@ import {
   type RefusedLeg,
   timeoutFailure,
 } from './leg.ts';
-
-/** What a relayed reply told besides its text. */
-export interface ReplyFacts {
-  readonly status: number;
-  readonly usage: EventFacts['usage'];
-  /** Raw JSON of the engine's handle for the next turn, if it gave one. */
-  readonly kvTransferParams: Uint8Array | undefined;
-  /** When the first content went to the client, on the caller's clock. */
-  readonly contentAt: number;
-  /** Token ids of the prompt and of the reply, as far as the engine told them; only where they were asked for. */
-  readonly promptTokenIds: readonly number[] | undefined;
-  readonly tokenIds: readonly number[];
-  /** How long reading was paused for a slow client, milliseconds. */
-  readonly pausedMs: number;
-}
+import { type ReplyFacts, ReplyNotes } from './reply-facts.ts';
+import { PASSED_ON, replyHeaders, STREAM_HEADERS } from './reply-headers.ts';
 
 /** The reply is with the client, whole. */
 export interface RelayedLeg {
@@ -119,14 +106,9 @@ class DecodeLeg {
   /** Pieces of a whole reply, or held events. */
   #kept: Uint8Array[] = [];
   #keptBytes = 0;
-  readonly #choices = new Map<number, boolean>();
-  #done = false;
+  readonly #notes: ReplyNotes;
   #erred = false;
-  #usage: EventFacts['usage'];
-  #kvTransferParams: Uint8Array | undefined;
   #contentAt = 0;
-  #promptTokenIds: readonly number[] | undefined;
-  readonly #tokenIds: number[] = [];
   #pausedAt = 0;
   #pausedMs = 0;
   #limit: 'timeout' | 'idle' | 'unhealthy' | undefined;
@@ -144,6 +126,7 @@ class DecodeLeg {
   ) {
     this.#sink = sink;
     this.#options = options;
+    this.#notes = new ReplyNotes(options.captureTokens);
     this.#resolve = resolve;
     this.#reject = reject;
   }
@@ -205,7 +188,7 @@ class DecodeLeg {
   #onEvent(sent: Uint8Array): boolean {
     const raw = this.#options.reshape?.event(sent) ?? sent;
     const facts = readEvent(raw);
-    this.#note(facts);
+    this.#notes.note(facts);
     // Nothing can follow the end marker: without content before it there is nothing to show.
     if (this.#mode === 'held' && (facts.error !== undefined || facts.done)) {
       this.#settle(facts.error === undefined ? noContent() : errorBeforeContent(facts.error));
@@ -227,21 +210,6 @@ class DecodeLeg {
     if (this.#isDoubtful()) return false;
     this.#open();
     return true;
-  }
-
-  #note(facts: EventFacts): void {
-    if (facts.done) this.#done = true;
-    if (facts.usage !== undefined) this.#usage = facts.usage;
-    // The event is a view of a buffer that is reused.
-    if (facts.kvTransferParams !== undefined) this.#kvTransferParams = new Uint8Array(facts.kvTransferParams);
-    if (this.#options.captureTokens) this.#capture(facts);
-    for (const index of facts.seen) if (!this.#choices.has(index)) this.#choices.set(index, false);
-    for (const index of facts.finished) this.#choices.set(index, true);
-  }
-
-  #capture({ promptTokenIds, tokenIds }: Pick<EventFacts, 'promptTokenIds' | 'tokenIds'>): void {
-    this.#promptTokenIds ??= promptTokenIds;
-    for (const id of tokenIds ?? []) this.#tokenIds.push(id);
   }
 
   /** Gives up a reply that nobody has seen and that may be wrong. */
@@ -304,9 +272,7 @@ class DecodeLeg {
     }
     if (reply.error !== undefined) return this.#settle(errorBeforeContent(reply.error));
     if (this.#isDoubtful()) return;
-    this.#usage = reply.usage;
-    this.#kvTransferParams = reply.kvTransferParams;
-    if (this.#options.captureTokens) this.#capture(reply);
+    this.#notes.noteWhole(reply);
     const shown = stream ?? muteReply(body, mute);
     this.#contentAt = now();
     this.#sink.start(this.#status, {
@@ -327,11 +293,10 @@ class DecodeLeg {
     if (rest.byteLength > 0 && whole && !this.#onEvent(terminated(rest))) return;
     // Held until here means that there was no content: a finish reason would have been some.
     if (this.#mode === 'held') return this.#settle(noContent());
-    const everyChoice =
-      whole && this.#choices.size > 0 && [...this.#choices.values()].every((isFinished) => isFinished);
-    const finished = everyChoice && (this.#done || !this.#options.severalChoices);
-    if (!this.#done && (finished || this.#erred)) this.#sink.write(DONE_EVENT);
-    if (!this.#done && !finished && !this.#erred) return this.#break('cut');
+    const { isDone, hasFinished } = this.#notes;
+    const finished = whole && hasFinished && !this.#options.severalChoices;
+    if (!isDone && !finished && !this.#erred) return this.#break('cut');
+    if (!isDone) this.#sink.write(DONE_EVENT);
     this.#sink.end();
     if (this.#erred) this.#settle({ kind: 'broken', reason: 'engine_error', facts: this.#facts() });
     else this.#settle({ kind: 'relayed', facts: this.#facts() });
@@ -341,7 +306,7 @@ class DecodeLeg {
     if (this.#sink.signal.aborted) return this.#settle({ kind: 'gone' });
     if (this.#mode === 'open') {
       // Everything was said: how the engine hangs up no longer matters.
-      if (this.#done || this.#erred) return this.#endStream();
+      if (this.#notes.isDone || this.#erred) return this.#endStream();
       return this.#break(this.#limit === 'idle' ? 'idle' : 'reset');
     }
     // Nothing of a held stream was shown, and no token of it was seen.
@@ -361,12 +326,9 @@ class DecodeLeg {
 
   #facts(): ReplyFacts {
     return {
+      ...this.#notes.told,
       status: this.#status,
-      usage: this.#usage,
-      kvTransferParams: this.#kvTransferParams,
       contentAt: this.#contentAt,
-      promptTokenIds: this.#promptTokenIds,
-      tokenIds: this.#tokenIds,
       pausedMs: this.#pausedMs,
     };
   }
@@ -393,11 +355,6 @@ class DecodeLeg {
     this.#sink.signal.removeEventListener('abort', this.#leave);
   }
 }
-
-/** No proxy may keep a stream back. */
-const PASSED_ON = { 'cache-control': 'no-cache', 'x-accel-buffering': 'no' } as const;
-/** Those of a stream that the engine did not send as one. */
-const STREAM_HEADERS = { 'content-type': 'text/event-stream; charset=utf-8', ...PASSED_ON } as const;
 
 const LOST: OpenAiError = ownRefusal(
   'ENGINE_CONNECTION_LOST',
@@ -433,32 +390,4 @@ function isWholeEvent(rest: Uint8Array): boolean {
 
 function terminated(rest: Uint8Array): Uint8Array {
   return concat([rest, encoder.encode('\n\n')], rest.byteLength + 2);
-}
-
-/** Headers that belong to one connection (an engine's cookies too), or that baton sets itself. */
-const DROPPED_REPLY_HEADERS = new Set([
-  'connection',
-  'content-length',
-  'date',
-  'keep-alive',
-  'proxy-authenticate',
-  'proxy-connection',
-  'server',
-  'set-cookie',
-  'te',
-  'trailer',
-  'transfer-encoding',
-  'upgrade',
-  'x-request-id',
-]);
-
-/** The engine's reply headers without those that belong to its connection or to baton. */
-export function replyHeaders(headers: IncomingHttpHeaders): Record<string, string> {
-  const named = new Set((headers.connection ?? '').split(',').map((name) => name.trim().toLowerCase()));
-  const kept: Record<string, string> = {};
-  for (const [name, value] of Object.entries(headers)) {
-    if (value === undefined || DROPPED_REPLY_HEADERS.has(name) || named.has(name)) continue;
-    kept[name] = Array.isArray(value) ? value.join(', ') : value;
-  }
-  return kept;
 }

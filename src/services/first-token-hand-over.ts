@@ -15,7 +15,7 @@ import {
 import { findMember, scanArray, scanObject, spliceObject } from '../core/json-scan.ts';
 import { DONE_EVENT, errorEvent } from '../core/openai-error.ts';
 import type { ClientSink } from './client-sink.ts';
-import { type DecodeResult, type ReplyFacts, runDecodeLeg } from './decode-leg.ts';
+import { type DecodeResult, runDecodeLeg } from './decode-leg.ts';
 import type { Transfer } from './drains.ts';
 import type { FirstTokenDeps } from './first-token-deps.ts';
 import { COMPLETIONS_PATH, type Destination, FirstTokenPrefill, untilGone } from './first-token-prefill.ts';
@@ -24,6 +24,7 @@ import { type Refusal, refusalOf } from './leg.ts';
 import { describePlan, LegBook } from './leg-book.ts';
 import { outcomeName } from './plan-message.ts';
 import { isHopeless } from './prefill-phase.ts';
+import type { ReplyFacts } from './reply-facts.ts';
 import { StartedSink } from './started-sink.ts';
 import { type TokenizedPrompt, tokenize } from './tokenize.ts';
 

@@ -1,19 +1,8 @@
-import { randomUUID } from 'node:crypto';
-import { create } from '@bufbuild/protobuf';
 import type { Client } from '@connectrpc/connect';
-import {
-  type LegReport,
-  type Plan,
-  PlanMode,
-  type PlanRouteRequest,
-  PlanRouteRequestSchema,
-  type PlanRouteResponse,
-  type Router,
-  type Target,
-} from '../../gen/baton/v1/router_pb.ts';
-import { PromptTokensSchema, type TokenChain } from '../../gen/baton/v1/tokens_pb.ts';
+import { type LegReport, type Plan, PlanMode, type Router, type Target } from '../../gen/baton/v1/router_pb.ts';
+import type { TokenChain } from '../../gen/baton/v1/tokens_pb.ts';
 import type { CheckedHandle, Connector, HandleConnector } from '../connectors/connector.ts';
-import { BatonError, type ErrorReasonName } from '../core/errors.ts';
+import { BatonError } from '../core/errors.ts';
 import { type Api, type BodyFacts, CONSUMED_MEMBERS, type LocalReason, REFUSED_MEMBERS } from '../core/facts.ts';
 import type { Edits, ScannedObject } from '../core/json-scan.ts';
 import type { TurnLink } from '../core/link.ts';
@@ -23,21 +12,19 @@ import type { MuteSpec } from '../core/reply.ts';
 import { streamOf, wantsUsage } from '../core/whole-stream.ts';
 import type { EngineClient, LegRequest } from '../engine/client.ts';
 import type { ClientSink } from './client-sink.ts';
-import { type DecodeResult, type ReplyFacts, runDecodeLeg } from './decode-leg.ts';
-import { toDuration } from './durations.ts';
+import { type DecodeResult, runDecodeLeg } from './decode-leg.ts';
 import type { FirstTokenDeps } from './first-token-deps.ts';
 import { handOverFirstToken } from './first-token-hand-over.ts';
 import { type LegAuth, type Refusal, refusalOf } from './leg.ts';
 import { describePlan, LegBook } from './leg-book.ts';
-import { pause } from './pause.ts';
 import { outcomeName } from './plan-message.ts';
+import { requestPlan } from './plan-request.ts';
 import { isHopeless, mayHaveReadLate, type Prefilled, PrefillPhase, readFor, warmOf } from './prefill-phase.ts';
+import type { ReplyFacts } from './reply-facts.ts';
 import type { ReportSender } from './report-sender.ts';
 import type { RetryBudget } from './retry-budget.ts';
-import { routeFacts } from './route-facts.ts';
 import type { RouterCheck } from './router-check.ts';
 import type { SilenceWatch } from './silence-watch.ts';
-import { tokenizePrompt } from './tokenize.ts';
 
 /** A scanned client request, ready to be handed over. */
 export interface GenerateRequest {
@@ -161,8 +148,8 @@ export async function handOver(
   sink: ClientSink,
 ): Promise<HandOverReport> {
   deps.retryBudget.earn();
-  const planned = await planRoute(deps, request, sink);
-  if (planned.kind === 'ended') return planned.report;
+  const planned = await requestPlan(deps, request, sink.signal);
+  if (planned.kind === 'ended') return { ...NOTHING_DONE, ending: planned.ending, refusal: planned.refusal };
   const { plan, promptTokenIds } = planned;
   if (deps.firstToken === undefined || plan.mode === PlanMode.AGGREGATED) {
     return new HandOver(deps, request, sink, plan, promptTokenIds).run();
@@ -170,96 +157,6 @@ export async function handOver(
   const runAlone = (changed: Plan) => new HandOver(deps, request, sink, changed, []).run();
   return handOverFirstToken(deps, deps.firstToken, request, sink, plan, runAlone);
 }
-
-type Planned =
-  | { readonly kind: 'plan'; readonly plan: Plan; readonly promptTokenIds: readonly number[] }
-  | { readonly kind: 'ended'; readonly report: HandOverReport };
-
-/** Asks the router; where it wants the prompt's tokens, asks the engine it names for them and then the router again. */
-async function planRoute(deps: HandOverDeps, request: GenerateRequest, sink: ClientSink): Promise<Planned> {
-  const { engines, limits, toBatonError, engineHeaders } = deps;
-  const { api, body, scan, authorization } = request;
-  const { signal } = sink;
-  const message = create(PlanRouteRequestSchema, {
-    planKey: randomUUID(),
-    facts: routeFacts(request, deps.streamsOnly),
-    maxWait: toDuration(limits.queueMs),
-  });
-  let promptTokenIds: readonly number[] = [];
-  try {
-    let { result } = await askRouter(deps, message, signal);
-    if (result.case === 'needPromptTokens') {
-      const { instanceId, url, fallbacks } = result.value;
-      const targets = [{ instanceId, url }, ...fallbacks].map((target) => {
-        const { headers } = engineHeaders(target.instanceId, authorization);
-        return { url: target.url, headers };
-      });
-      const timeoutMs = limits.tokenizeMs;
-      promptTokenIds = await tokenizePrompt(engines, targets, { api, body, scan, timeoutMs, signal });
-      message.prompt = create(PromptTokensSchema, { instanceId, tokenIds: [...promptTokenIds] });
-      ({ result } = await askRouter(deps, message, signal));
-    }
-    if (result.case === 'plan') return { kind: 'plan', plan: result.value, promptTokenIds };
-    throw new BatonError({ reason: 'INTERNAL', message: 'The router gave no plan.' });
-  } catch (error) {
-    const gone = signal.aborted;
-    const known = toBatonError(error);
-    const ending = gone ? 'gone' : known.httpStatus < 500 ? 'refused' : 'failed';
-    return { kind: 'ended', report: { ...NOTHING_DONE, ending, refusal: gone ? undefined : refusalOf(known) } };
-  }
-}
-
-/** First wait for a router that is away, milliseconds; doubled each time. */
-const FIRST_WAIT_MS = 50;
-const LONGEST_WAIT_MS = 1000;
-
-/** Asks again while the router is away, as it is for a moment whenever it is replaced; the key makes that one planning. */
-async function askRouter(
-  deps: HandOverDeps,
-  message: PlanRouteRequest,
-  signal: AbortSignal,
-): Promise<PlanRouteResponse> {
-  const { router, limits, toBatonError, now } = deps;
-  const until = now() + limits.routerMs;
-  for (let waitMs = FIRST_WAIT_MS; ; waitMs = Math.min(2 * waitMs, LONGEST_WAIT_MS)) {
-    using silent = watchSilence(deps, now());
-    try {
-      return await router.planRoute(message, {
-        signal: silent === undefined ? signal : AbortSignal.any([signal, silent.signal]),
-      });
-    } catch (error) {
-      if (!signal.aborted) deps.routerCheck?.askNow();
-      if (silent?.signal.aborted === true && !signal.aborted) throw ROUTER_SILENT;
-      // A connection that ends takes its calls along, as canceled ones.
-      if (signal.aborted || !AWAY.has(toBatonError(error).reason) || now() + waitMs > until) throw error;
-    }
-    await pause(waitMs, signal);
-  }
-}
-
-const ROUTER_SILENT = new BatonError({
-  reason: 'ROUTER_UNAVAILABLE',
-  message: 'The router does not answer.',
-  retryAfterMs: 1000,
-});
-
-/** How often it is looked whether a router that is waited for has answered anybody. */
-const SILENCE_LOOK_MS = 250;
-
-/** A call may wait in the router's queue for as long as the router answers others; one that is stopped answers nobody. */
-function watchSilence(
-  { limits, now, routerCheck }: HandOverDeps,
-  since: number,
-): (Disposable & { readonly signal: AbortSignal }) | undefined {
-  if (routerCheck === undefined || limits.routerMs === 0) return undefined;
-  const silent = new AbortController();
-  const timer = setInterval(() => {
-    if (now() - Math.max(since, routerCheck.answeredAt) >= limits.routerMs) silent.abort();
-  }, SILENCE_LOOK_MS);
-  return { signal: silent.signal, [Symbol.dispose]: () => clearInterval(timer) };
-}
-
-const AWAY: ReadonlySet<ErrorReasonName> = new Set(['ROUTER_UNAVAILABLE', 'SHUTTING_DOWN', 'CLIENT_GONE']);
 
 const NOTHING_DONE: Omit<HandOverReport, 'ending' | 'refusal'> = {
   plan: undefined,

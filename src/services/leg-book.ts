@@ -14,11 +14,12 @@ import { type Edits, spliceObject } from '../core/json-scan.ts';
 import { decodeKvTransferParams } from '../core/kv-transfer.ts';
 import type { Lease } from '../core/lease.ts';
 import type { LegRequest } from '../engine/client.ts';
-import type { DecodeResult, ReplyFacts } from './decode-leg.ts';
+import type { DecodeResult } from './decode-leg.ts';
 import { toDuration } from './durations.ts';
 import type { GenerateRequest, HandOverDeps, HandOverReport } from './hand-over.ts';
 import type { FailedLeg, LegAuth } from './leg.ts';
 import { modeName, outcomeName } from './plan-message.ts';
+import type { ReplyFacts } from './reply-facts.ts';
 import { routeFacts } from './route-facts.ts';
 
 /** Repeats of one request after which its failure is taken for final. */

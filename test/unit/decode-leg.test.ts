@@ -1,8 +1,9 @@
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { EngineClient, type LegControl, type LegHandler, type LegRequest } from '../../src/engine/client.ts';
 import type { ClientSink } from '../../src/services/client-sink.ts';
-import { type DecodeLegOptions, type DecodeResult, replyHeaders, runDecodeLeg } from '../../src/services/decode-leg.ts';
+import { type DecodeLegOptions, type DecodeResult, runDecodeLeg } from '../../src/services/decode-leg.ts';
 import { runWholeLeg } from '../../src/services/leg.ts';
+import { replyHeaders } from '../../src/services/reply-headers.ts';
 
 const bytes = (text: string) => new TextEncoder().encode(text);
 
