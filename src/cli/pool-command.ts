@@ -8,7 +8,9 @@ import { parsePeerUrl } from '../config/instance-url.ts';
 import { readText } from '../config/load.ts';
 import { parseSecret } from '../config/values.ts';
 import { BatonError } from '../core/errors.ts';
+import { CERTIFICATE } from '../roles/pem.ts';
 import { connectRemote, type RemoteOptions } from '../rpc/clients.ts';
+import { whyNoConnection } from '../rpc/connection-words.ts';
 import { batonErrorFrom } from '../rpc/errors.ts';
 import { roleWord, stateWord } from '../services/instance-words.ts';
 import { FAILED, OK, USAGE } from './exit-codes.ts';
@@ -70,15 +72,21 @@ const ACTIONS: Readonly<Record<PoolRequest['action'], (call: Call) => Promise<vo
       if (instance?.state === InstanceState.GONE) throw notResumed(instance);
       return stateOf(instance);
     }),
-  remove: (call) =>
-    each(call, async (instanceId) => {
+  remove: async (call) => {
+    const missing: string[] = [];
+    await each(call, async (instanceId) => {
       const { reason } = call.request;
       const { removed } = await call.registry.deregisterInstance(
         { instanceId, reason: reason ?? '' },
         { timeoutMs: CALL_MS },
       );
+      if (!removed) missing.push(instanceId);
       return removed ? 'removed' : 'was not there';
-    }),
+    });
+    // The others are removed all the same: what was wanted is so, unless the id is a slip.
+    if (missing.length > 0)
+      throw new BatonError({ reason: 'INSTANCE_NOT_FOUND', message: notKnown(missing.join(', ')) });
+  },
 };
 
 /** Runs one command of `baton pool`; resolves with the exit code. */
@@ -104,6 +112,7 @@ function readOptions({ env }: PoolHost, request: PoolRequest): RemoteOptions | s
   if (url.kind === 'bad') return `--registry-url: ${url.message}`;
   const ca = request.ca === undefined ? undefined : readText(request.ca);
   if (ca?.kind === 'bad') return `--ca: ${ca.message}`;
+  if (ca !== undefined && !CERTIFICATE.test(ca.text)) return `--ca: ${request.ca} holds no certificate (PEM)`;
   const file = request.tokenFile === undefined ? undefined : readText(request.tokenFile);
   if (file?.kind === 'bad') return `--token-file: ${file.message}`;
   const written = file?.text ?? env['BATON_RPC_TOKEN'] ?? '';
@@ -121,6 +130,8 @@ function sentence(error: unknown, url: string): string {
   const { message, reason } = batonErrorFrom(error, 'INTERNAL');
   if (reason === 'CREDENTIAL_REQUIRED') return `${message} (--token-file, or BATON_RPC_TOKEN)`;
   if (reason !== 'INTERNAL') return message;
+  const noConnection = whyNoConnection(error, { ca: '--ca', cert: 'baton pool shows none' });
+  if (noConnection !== undefined) return `no registry answers at ${url} (--registry-url): ${noConnection}`;
   if (code === Code.Unavailable || code === Code.DeadlineExceeded) {
     return `no registry answers at ${url} (--registry-url); is it running, and is this its RPC port?`;
   }
@@ -158,7 +169,17 @@ async function add({ registry, request, host }: Call): Promise<void> {
 
 /** Does one thing to each of the ids; the first that fails ends it. */
 async function each(call: Call, act: (id: string) => Promise<string>): Promise<void> {
-  for (const id of call.request.words) tell(call, id, await act(id));
+  for (const id of call.request.words) tell(call, id, await act(id).catch((error: unknown) => rethrow(error, id)));
+}
+
+/** The registry's own sentence does not say which of several ids it means. */
+function rethrow(error: unknown, id: string): never {
+  if (error instanceof BatonError || batonErrorFrom(error, 'INTERNAL').reason !== 'INSTANCE_NOT_FOUND') throw error;
+  throw new BatonError({ reason: 'INSTANCE_NOT_FOUND', message: notKnown(id) }, { cause: error });
+}
+
+function notKnown(ids: string): string {
+  return `the registry does not know ${ids}`;
 }
 
 async function untilGone({ registry, request, host }: Call): Promise<void> {

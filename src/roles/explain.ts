@@ -11,6 +11,7 @@ import { type LinkRules, linkTurn } from '../core/link.ts';
 import { prefixMarks } from '../core/prefix-marks.ts';
 import { unprovenMembers } from '../core/prompt-members.ts';
 import type { Logger } from '../obs/log.ts';
+import { whyNoConnection } from '../rpc/connection-words.ts';
 import { batonErrorFrom } from '../rpc/errors.ts';
 import { createPeers } from './peers.ts';
 
@@ -41,7 +42,9 @@ export async function explainRequest(config: Config, request: ExplainedRequest, 
   } catch (error) {
     const known = error instanceof BatonError ? error : batonErrorFrom(error, 'ROUTER_UNAVAILABLE');
     if (known.reason !== 'ROUTER_UNAVAILABLE') return { kind: 'failed', message: known.message };
-    return { kind: 'failed', message: `no router answers at ${url}; name its RPC port with --router-url` };
+    const why = whyNoConnection(error);
+    const cause = why === undefined ? '' : `: ${why}`;
+    return { kind: 'failed', message: `no router answers at ${url}${cause}; name its RPC port with --router-url` };
   }
 }
 

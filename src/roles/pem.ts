@@ -8,7 +8,8 @@ export interface PemTexts {
   readonly ca?: string | undefined;
 }
 
-const CERTIFICATE = /-----BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----/;
+/** The head of a certificate in a PEM file. */
+export const CERTIFICATE = /-----BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----/;
 const KEY = /-----BEGIN (?:[A-Z]+ )?PRIVATE KEY-----/;
 
 /**

@@ -1,6 +1,7 @@
 import { readFile } from 'node:fs/promises';
 import { readText } from '../config/load.ts';
 import { formatProblem, type Problem } from '../config/problem.ts';
+import { whyUnread } from '../config/unread.ts';
 import { errorFields, type Logger } from '../obs/log.ts';
 import { StartError } from './listen.ts';
 
@@ -13,7 +14,7 @@ export interface Watched<T> extends Disposable {
 /** What {@link watchFiles} needs; `name` is the key of the file of settings. */
 export interface WatchFilesOptions<T> {
   readonly files: readonly { readonly name: string; readonly path: string }[];
-  /** Makes the value of the files' texts; throws with a message for people. */
+  /** Makes the value of the files' texts; throws a StartError for people. */
   readonly make: (texts: readonly string[]) => T;
   /** Takes a new value; one that throws it is left, as if `make` had thrown. */
   readonly use?: (value: T) => void;
@@ -42,7 +43,7 @@ export function watchFiles<T>({ files, make, use, log, intervalMs = 500 }: Watch
   let complained = '';
   const look = async () => {
     try {
-      const seen = await Promise.all(files.map(({ path }) => readFile(path, 'utf8')));
+      const seen = await Promise.all(files.map(({ path }) => readAgain(path)));
       if (seen.every((text, index) => text === texts[index])) return;
       const value = make(seen);
       use?.(value);
@@ -55,7 +56,9 @@ export function watchFiles<T>({ files, make, use, log, intervalMs = 500 }: Watch
       const message = error instanceof Error ? error.message : String(error);
       if (message === complained) return;
       complained = message;
-      log.error({ files: names, ...errorFields(error) }, 'changed files cannot be used; the old content stays');
+      // A mistake in a file is the user's; a stack would only hide what is wrong.
+      const fields = error instanceof StartError ? { cause: message } : errorFields(error);
+      log.error({ files: names, ...fields }, 'changed files cannot be used; the old content stays');
     }
   };
   let looking = false;
@@ -73,6 +76,14 @@ export function watchFiles<T>({ files, make, use, log, intervalMs = 500 }: Watch
     },
     [Symbol.dispose]: () => clearInterval(timer),
   };
+}
+
+async function readAgain(path: string): Promise<string> {
+  try {
+    return await readFile(path, 'utf8');
+  } catch (error) {
+    throw new StartError(`${path} ${whyUnread(error)}`, { cause: error });
+  }
 }
 
 /** Watches a file of keys; `name` is the key of the file of settings that names it. */

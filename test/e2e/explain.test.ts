@@ -90,7 +90,10 @@ describe('baton explain', () => {
   test('no router is 1, and names the flag', async () => {
     const url = `http://127.0.0.1:${await freePort()}`;
     const { code, err } = await explain(fileOf(CHAT), '--router-url', url);
-    expect([code, err]).toEqual([1, `baton: no router answers at ${url}; name its RPC port with --router-url\n`]);
+    expect([code, err]).toEqual([
+      1,
+      `baton: no router answers at ${url}: nothing listens there; name its RPC port with --router-url\n`,
+    ]);
   });
 
   test('no pair is 1, and says of each engine why', async () => {

@@ -92,9 +92,10 @@ test('adds, lists, drains, resumes and removes an engine of a running registry',
   expect((await run('list', '--state', 'draining')).out).toMatch(/d1 +decode +draining +update/);
   expect(await run('resume', 'd1')).toMatchObject({ code: 0, out: 'd1: suspect\n' });
   await waitUntil(async () => (await run('list', '--state', 'ready')).out.includes('d1'));
-  expect(await run('remove', 'd1', 'd1', '--json')).toMatchObject({
-    code: 0,
-    out: '{"id":"d1","result":"removed"}\n{"id":"d1","result":"was not there"}\n',
+  expect(await run('remove', 'nosuch', 'd1', '--json')).toMatchObject({
+    code: 1,
+    out: '{"id":"nosuch","result":"was not there"}\n{"id":"d1","result":"removed"}\n',
+    err: 'baton: the registry does not know nosuch\n',
   });
   expect((await run('list')).out).not.toContain('d1');
   expect((await run('list', '--all')).out).toMatch(/d1 +decode +gone +operator/);
@@ -127,7 +128,7 @@ test('waits for the end of a drain, and stops to wait when it is interrupted', a
 });
 
 test.each<readonly [string, readonly string[], number, RegExp]>([
-  ['an id that is not known', ['drain', 'nobody'], 1, /^baton: the registry does not know this instance\n$/],
+  ['an id that is not known', ['drain', 'nobody'], 1, /^baton: the registry does not know nobody\n$/],
   ['a URL of nothing', ['add', 'nonsense', '--role', 'both'], 1, /^baton: instance\.url is no base URL of an engine/],
   ['a reason of two words', ['remove', 'x', '--reason', 'Two words'], 1, /^baton: reason is not a snake_case word/],
   [
@@ -154,10 +155,14 @@ test('says how a registry is reached, and what it wants', async () => {
   };
   const at = ['--registry-url', url];
   expect(await alone(['list', '--registry-url', DEAD])).toMatch(
-    /^1 baton: no registry answers at http:\/\/127\.0\.0\.1:9 /,
+    /^1 baton: no registry answers at http:\/\/127\.0\.0\.1:9 .*: nothing listens there$/m,
   );
   expect(await alone(['list', '--registry-url', 'nonsense:1:2'])).toMatch(/^2 baton: --registry-url: /);
   expect(await alone(['list', '--token-file', '/nowhere', ...at])).toMatch(/^2 baton: --token-file: .* does not exist/);
+  expect(await alone(['list', '--ca', import.meta.filename, ...at])).toMatch(/^2 baton: --ca: .* holds no certificate/);
+  expect(await alone(['list', '--registry-url', url.replace('http:', 'https:')])).toMatch(
+    /^1 baton: no registry answers at https:.*: it does not speak TLS/,
+  );
   expect(await alone(['list', ...at])).toMatch(/^1 baton: a token is needed.*--token-file/);
   expect(await alone(['list', ...at], { BATON_RPC_TOKEN: 'low' })).toBe('0 ');
   expect(await alone(['list'], { BATON_RPC_TOKEN: 'low', BATON_REGISTRY_URL: url })).toBe('0 ');
