@@ -13,6 +13,35 @@ export function checkTogether(config: Config, input: BuildInput, sink: Sink): vo
   checkStore(config, input, sink);
   checkReuse(config, input, sink);
   checkEngines(config, input, sink);
+  checkFlagsOfOthers(config, input, sink);
+}
+
+/** What one role alone looks at, beside the sources of the registry. */
+const READ_BY: Readonly<Partial<Record<RoleName, readonly (readonly string[])[]>>> = {
+  facade: [['facade', 'host'], ['facade', 'port'], ['router_url'], ['timeouts', 'queue']],
+  router: [
+    ['policy', 'prefill'],
+    ['policy', 'decode'],
+    ['policies', 'cache_aware', 'cache_threshold'],
+    ['policies', 'cache_aware', 'balance_abs_threshold'],
+    ['policies', 'cache_aware', 'balance_rel_threshold'],
+  ],
+  kvstore: [
+    ['store', 'backend'],
+    ['store', 'valkey', 'url'],
+    ['store', 'snapshot_file'],
+  ],
+};
+
+/** A command line is for this process alone; a file and variables may be those of all processes. */
+function checkFlagsOfOthers({ roles }: Config, { locate }: BuildInput, sink: Sink): void {
+  for (const role of ROLE_NAMES) {
+    if (roles.includes(role)) continue;
+    const flags = (READ_BY[role] ?? []).map(locate).filter((where) => where.startsWith('--'));
+    for (const where of new Set(flags)) {
+      sink.warnings.push({ where, message: `has no effect, because the ${role} does not run here (--roles)` });
+    }
+  }
 }
 
 interface Peer {

@@ -520,6 +520,29 @@ describe('what belongs together', () => {
     expect(problems({ flags: { roles: ',' } })[0]).toMatch(/^--roles: expected at least one of/);
   });
 
+  test('a flag of a role that runs elsewhere is named; a file and variables may be those of all processes', () => {
+    const store = { roles: 'kvstore', port: '1', policy: 'round_robin', 'queue-timeout': '1s' };
+    const noEffect = (flag: string, role: string) =>
+      `${flag}: has no effect, because the ${role} does not run here (--roles)`;
+    expect(warnings({ flags: store })).toEqual([
+      noEffect('--policy', 'router'),
+      noEffect('--port', 'facade'),
+      noEffect('--queue-timeout', 'facade'),
+    ]);
+    const router = {
+      roles: 'router,registry',
+      policy: 'round_robin',
+      'kvstore-url': 'http://s:1',
+      'store-snapshot': '/s',
+    };
+    expect(warnings({ flags: { ...router, 'pool-file': '/p' } })).toEqual([noEffect('--store-snapshot', 'kvstore')]);
+    expect(
+      warnings({ flags: { port: '1', policy: 'round_robin', 'store-snapshot': '/s', 'pool-file': '/p' } }),
+    ).toEqual([]);
+    const fileText = 'facade: {port: 1}\npolicy: round_robin\n';
+    expect(warnings({ flags: { roles: 'kvstore' }, env: { BATON_PORT: '1' }, fileText })).toEqual([]);
+  });
+
   test('engines are only for the registry', () => {
     const flags = { roles: 'facade', 'router-url': 'http://r:1', prefill: ['http://x:1'] };
     expect(warnings({ flags })).toEqual(['--prefill: has no effect, because the registry does not run here (--roles)']);
