@@ -8,7 +8,7 @@ import { parsePeerUrl } from '../config/instance-url.ts';
 import { readText } from '../config/load.ts';
 import { parseSecret } from '../config/values.ts';
 import { BatonError } from '../core/errors.ts';
-import { CERTIFICATE } from '../roles/pem.ts';
+import { holdsCertificate } from '../core/pem.ts';
 import { connectRemote, type RemoteOptions } from '../rpc/clients.ts';
 import { whyNoConnection } from '../rpc/connection-words.ts';
 import { batonErrorFrom } from '../rpc/errors.ts';
@@ -112,7 +112,7 @@ function readOptions({ env }: PoolHost, request: PoolRequest): RemoteOptions | s
   if (url.kind === 'bad') return `--registry-url: ${url.message}`;
   const ca = request.ca === undefined ? undefined : readText(request.ca);
   if (ca?.kind === 'bad') return `--ca: ${ca.message}`;
-  if (ca !== undefined && !CERTIFICATE.test(ca.text)) return `--ca: ${request.ca} holds no certificate (PEM)`;
+  if (ca !== undefined && !holdsCertificate(ca.text)) return `--ca: ${request.ca} holds no certificate (PEM)`;
   const file = request.tokenFile === undefined ? undefined : readText(request.tokenFile);
   if (file?.kind === 'bad') return `--token-file: ${file.message}`;
   const written = file?.text ?? env['BATON_RPC_TOKEN'] ?? '';

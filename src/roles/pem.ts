@@ -1,4 +1,5 @@
 import { createSecureContext } from 'node:tls';
+import { holdsCertificate } from '../core/pem.ts';
 import { StartError } from './listen.ts';
 
 /** Texts of PEM files; what is absent is not used. */
@@ -8,8 +9,6 @@ export interface PemTexts {
   readonly ca?: string | undefined;
 }
 
-/** The head of a certificate in a PEM file. */
-export const CERTIFICATE = /-----BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----/;
 const KEY = /-----BEGIN (?:[A-Z]+ )?PRIVATE KEY-----/;
 
 /**
@@ -18,15 +17,15 @@ const KEY = /-----BEGIN (?:[A-Z]+ )?PRIVATE KEY-----/;
  * @throws StartError with what is wrong of the files, in words
  */
 export function checkPem({ cert, key, ca }: PemTexts): void {
-  if (cert !== undefined && key !== undefined && !CERTIFICATE.test(cert) && KEY.test(cert) && CERTIFICATE.test(key)) {
+  if (cert !== undefined && key !== undefined && !holdsCertificate(cert) && KEY.test(cert) && holdsCertificate(key)) {
     throw new StartError(
       'the certificate and the key are swapped: the file of cert holds a key, that of key a certificate',
     );
   }
-  if (cert !== undefined && !CERTIFICATE.test(cert))
+  if (cert !== undefined && !holdsCertificate(cert))
     throw new StartError('the file of cert holds no certificate (PEM)');
   if (key !== undefined && !KEY.test(key)) throw new StartError('the file of key holds no private key (PEM)');
-  if (ca !== undefined && !CERTIFICATE.test(ca))
+  if (ca !== undefined && !holdsCertificate(ca))
     throw new StartError('the file of authorities holds no certificate (PEM)');
   try {
     createSecureContext({
