@@ -9,6 +9,7 @@ import { BidirectionalTrials } from '../services/bidirectional-trials.ts';
 import { Bindings } from '../services/bindings.ts';
 import { CachedPrefixes } from '../services/cached-prefixes.ts';
 import { ConversationMemory } from '../services/conversation-memory.ts';
+import { HandleClaims } from '../services/handle-claims.ts';
 import { HandleHabits } from '../services/handle-habits.ts';
 import { LATE_READ, longestCalmMs } from '../services/instance-record.ts';
 import type { InstanceView } from '../services/instance-view.ts';
@@ -141,7 +142,6 @@ function buildReuse(
     settings,
     ({ timeouts, kv, reuse, disagg }): ReuseSettings => ({
       guard,
-      storeMs: timeouts.storeMs,
       prefillWarmMs: timeouts.prefillWarmMs,
       prefillWarmPerTokenMs: timeouts.prefillWarmPerTokenMs,
       remoteHost: kv.remoteHost,
@@ -150,10 +150,14 @@ function buildReuse(
     }),
     (part) => part,
   );
-  const planner = new ReusePlanner(store, view, trials, memory, cached, follow(rules));
-  const recorder = new TurnRecorder(store, planner, memory, habits, cached, guard);
+  const claims = new HandleClaims(
+    store,
+    follow(() => settings.current.timeouts),
+  );
+  const planner = new ReusePlanner(claims, view, trials, memory, cached, follow(rules));
+  const recorder = new TurnRecorder(store, view, memory, habits, cached, guard);
   return new Reuse(
-    { view, planner, recorder, trials, memory, habits },
+    { view, planner, claims, recorder, trials, memory, habits },
     {
       clientBound: config.identity.clientBound,
       hasHandles: firstTokenConnector(config) === undefined,

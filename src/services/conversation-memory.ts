@@ -1,4 +1,5 @@
-import type { ReuseOutcome } from '../../gen/baton/v1/router_pb.ts';
+import type { RequestFacts, ReuseOutcome } from '../../gen/baton/v1/router_pb.ts';
+import { lookupIds, mayBeFirst } from './conversation-keys.ts';
 
 /** What a router remembers of the last turn of a conversation. */
 export interface RememberedTurn {
@@ -17,16 +18,23 @@ export class ConversationMemory {
     this.#limit = limit;
   }
 
-  get(key: string): RememberedTurn | undefined {
-    const turn = this.#turns.get(key);
-    if (turn !== undefined) {
+  /** The turn before, as far as this router saw it. */
+  get(facts: RequestFacts): RememberedTurn | undefined {
+    if (mayBeFirst(facts)) return undefined;
+    for (const id of lookupIds(facts)) {
+      const key = keyOf(facts, id);
+      const turn = this.#turns.get(key);
+      if (turn === undefined) continue;
       this.#turns.delete(key);
       this.#turns.set(key, turn);
+      return turn;
     }
-    return turn;
+    return undefined;
   }
 
-  set(key: string, turn: RememberedTurn): void {
+  /** The last turn of the conversation that the facts name. */
+  set(facts: RequestFacts, turn: RememberedTurn): void {
+    const key = keyOf(facts, facts.conversationId);
     this.#turns.delete(key);
     this.#turns.set(key, turn);
     if (this.#turns.size <= this.#limit) return;
@@ -35,4 +43,8 @@ export class ConversationMemory {
       return;
     }
   }
+}
+
+function keyOf({ tenant, model, cacheSalt }: RequestFacts, conversationId: string): string {
+  return JSON.stringify([tenant, model, cacheSalt, conversationId]);
 }

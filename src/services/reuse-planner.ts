@@ -1,16 +1,11 @@
 import { randomUUID } from 'node:crypto';
 import { create } from '@bufbuild/protobuf';
-import type { Client } from '@connectrpc/connect';
 import { type Instance, InstanceState } from '../../gen/baton/v1/instance_pb.ts';
 import {
   type Entry,
   type EntryKey,
-  EntryKeySchema,
-  type KVCacheStore,
   MissReason,
-  type TakeEntryRequest,
   TakeEntryRequestSchema,
-  type TakeEntryResponse,
   type TakenEntry,
   TokenIdsSchema,
 } from '../../gen/baton/v1/kv_cache_store_pb.ts';
@@ -23,15 +18,17 @@ import {
 } from '../../gen/baton/v1/router_pb.ts';
 import type { PromptTokens } from '../../gen/baton/v1/tokens_pb.ts';
 import { type ProvablePrompt, promptOfIds } from '../core/chain.ts';
-import { adapterRoot, compatGroup } from '../core/compat.ts';
+import { compatGroup } from '../core/compat.ts';
 import { checkHandle } from '../core/handle-check.ts';
 import { cutHandle } from '../core/handle-edit.ts';
 import { PROVEN_VERSIONS } from '../core/prompt-members.ts';
 import { type RemoteHostRule, usableRemoteHost } from '../core/remote-host.ts';
 import type { Admission, BidirectionalTrials } from './bidirectional-trials.ts';
 import type { CachedPrefixes } from './cached-prefixes.ts';
-import type { ConversationMemory, RememberedTurn } from './conversation-memory.ts';
+import { adapterOf, entryKeyOf, lookupIds, mayBeFirst } from './conversation-keys.ts';
+import type { ConversationMemory } from './conversation-memory.ts';
 import { toDuration } from './durations.ts';
+import type { HandleClaims } from './handle-claims.ts';
 import { isSameLife } from './instance-record.ts';
 import type { InstanceView } from './instance-view.ts';
 import { sha256 } from './sha256.ts';
@@ -42,7 +39,6 @@ export type GuardMode = 'exact' | 'history' | 'off';
 /** Settings of {@link ReusePlanner}; times in milliseconds. */
 export interface ReuseSettings {
   readonly guard: GuardMode;
-  readonly storeMs: number;
   readonly prefillWarmMs: number;
   readonly prefillWarmPerTokenMs: number;
   readonly remoteHost: RemoteHostRule;
@@ -85,6 +81,9 @@ export type ReuseStep =
       readonly ownerId: string | undefined;
     };
 
+/** The prompt as it is compared with what engines hold. */
+type Proof = () => ProvablePrompt;
+
 type Cold = Extract<ReuseStep, { kind: 'cold' }>;
 
 /** Nothing is kept under a key any more, or never was. */
@@ -102,8 +101,6 @@ const TRIAL_MS = 30_000;
 /** A claim outlives the leg that uses it by this much, so that its end can be reported. */
 const CLAIM_SLACK_MS = 30_000;
 const MAX_CLAIM_MS = 3_600_000;
-/** Longest time for asking after a claim, off every client's path. */
-const GIVE_BACK_MS = 2000;
 
 const MISS_OUTCOMES: Readonly<Record<number, ReuseOutcome>> = {
   [MissReason.EXPIRED]: ReuseOutcome.MISS_EXPIRED,
@@ -121,7 +118,7 @@ const MISS_OUTCOMES: Readonly<Record<number, ReuseOutcome>> = {
  * there is something to compare them with, and takes an entry only for an instance that can read it.
  */
 export class ReusePlanner {
-  readonly #store: Client<typeof KVCacheStore>;
+  readonly #claims: HandleClaims;
   readonly #view: InstanceView;
   readonly #trials: BidirectionalTrials;
   readonly #memory: ConversationMemory;
@@ -129,14 +126,14 @@ export class ReusePlanner {
   readonly #settings: ReuseSettings;
 
   constructor(
-    store: Client<typeof KVCacheStore>,
+    claims: HandleClaims,
     view: InstanceView,
     trials: BidirectionalTrials,
     memory: ConversationMemory,
     cached: CachedPrefixes,
     settings: ReuseSettings,
   ) {
-    this.#store = store;
+    this.#claims = claims;
     this.#view = view;
     this.#trials = trials;
     this.#memory = memory;
@@ -151,11 +148,13 @@ export class ReusePlanner {
   }
 
   async #planUnderAll(request: ReuseRequest): Promise<ReuseStep> {
-    const { facts } = request;
+    const { facts, prompt } = request;
+    const adapter = adapterOf(this.#view.snapshot(), facts);
+    const proof = lazily(() => promptOfIds(prompt?.tokenIds ?? [], { ...facts, adapter }, sha256));
     let useless: Cold | undefined;
     let absent: ReuseOutcome = ReuseOutcome.MISS_NEVER;
     for (const conversationId of lookupIds(facts)) {
-      const step = await this.#planUnder(this.keyOf(facts, conversationId), request);
+      const step = await this.#planUnder(entryKeyOf(facts, adapter, conversationId), request, proof);
       if (step.kind === 'absent') {
         if (absent === ReuseOutcome.MISS_NEVER) absent = step.outcome;
       } else if (step.kind === 'cold' && step.outcome !== ReuseOutcome.MISS_STORE_UNAVAILABLE) {
@@ -165,7 +164,7 @@ export class ReusePlanner {
       }
     }
     if (useless !== undefined) return useless;
-    const remembered = this.remembered(facts);
+    const remembered = this.#memory.get(facts);
     const ownerId = remembered?.decodeId;
     // The last turn is the one to be continued: what became of earlier ones says nothing where it left no handle.
     if (remembered?.noHandle !== undefined) return cold(remembered.noHandle, ownerId);
@@ -174,12 +173,9 @@ export class ReusePlanner {
   }
 
   /** Looks under one key; what is found may be of no use, and others may be there under the next. */
-  async #planUnder(key: EntryKey, request: ReuseRequest): Promise<ReuseStep | Absent> {
+  async #planUnder(key: EntryKey, request: ReuseRequest, proof: Proof): Promise<ReuseStep | Absent> {
     const { facts, prompt } = request;
-    // Peeks: nothing is claimed.
-    const look = await this.#store
-      .getEntry({ selector: { case: 'key', value: key } }, this.#budget(request.signal))
-      .catch(() => undefined);
+    const look = await this.#claims.peek(key, request.signal);
     if (look === undefined) return cold(ReuseOutcome.MISS_STORE_UNAVAILABLE);
     if (look.entries.length === 0) {
       const reason = look.miss?.reason ?? MissReason.NEVER_STORED;
@@ -188,8 +184,6 @@ export class ReusePlanner {
     const chosen = this.#chooseReaders(request, look.entries);
     if (chosen.kind === 'cold') return chosen;
     const { readers, ownerId } = chosen;
-    const [reader] = readers;
-    if (reader === undefined) return cold(ReuseOutcome.MISS_DISABLED, ownerId);
     if (this.#settings.guard === 'exact') {
       if (facts.unprovenMembers.length > 0) return cold(ReuseOutcome.MISS_UNSUPPORTED, ownerId);
       // Equal short prompts come again and again: what cannot become a hit is not worth the question for their tokens.
@@ -197,24 +191,23 @@ export class ReusePlanner {
       if (isShort && mayBeFirst(facts)) return cold(ReuseOutcome.MISS_TOO_SMALL, ownerId);
       if (prompt === undefined) return { kind: 'need-tokens', instances: this.#tokenizers(readers, ownerId), ownerId };
       if (prompt.tokenIds.length === 0) return cold(ReuseOutcome.MISS_UNVERIFIABLE, ownerId);
-      if (this.#isTailShort(request, key, ownerId)) return { kind: 'local', ownerId };
+      if (this.#isTailShort(prompt.tokenIds.length, proof, ownerId)) return { kind: 'local', ownerId };
     }
-    return this.#take(request, key, readers, ownerId);
+    return this.#take(request, key, proof, readers, ownerId);
   }
 
-  #isTailShort({ prompt }: ReuseRequest, key: EntryKey, ownerId: string): boolean {
+  #isTailShort(promptTokens: number, proof: Proof, ownerId: string): boolean {
     const { localTailTokens } = this.#settings;
     const owner = this.#view.snapshot().find(({ id }) => id === ownerId);
-    const tokenIds = prompt?.tokenIds ?? [];
     if (localTailTokens === 0 || owner === undefined) return false;
-    return tokenIds.length - this.#cached.held(owner, provable(tokenIds, key)) <= localTailTokens;
+    return promptTokens - this.#cached.held(owner, proof()) <= localTailTokens;
   }
 
   /** Equal tokens from which on a transfer saves the reader enough. */
-  #leastTokens(reader: Instance, key: EntryKey, tokenIds: readonly number[]): number {
+  #leastTokens(reader: Instance, proof: Proof): number {
     const { minSavedTokens } = this.#settings;
     if (minSavedTokens === 0) return MIN_TOKENS;
-    return Math.max(MIN_TOKENS, this.#cached.held(reader, provable(tokenIds, key)) + minSavedTokens);
+    return Math.max(MIN_TOKENS, this.#cached.held(reader, proof()) + minSavedTokens);
   }
 
   /** The prefill instances that can read from a living owner of the entries. */
@@ -236,7 +229,9 @@ export class ReusePlanner {
         .prefillFor(owner.id)
         .filter(
           (prefill) =>
-            compatGroup(prefill) === group && !isSameProcess(prefill, owner) && this.#mayRead(prefill, owner.id),
+            compatGroup(prefill) === group &&
+            !isSameProcess(prefill, owner) &&
+            this.#trials.mayAdmit(prefill, owner.id),
         );
       if (readers.length > 0) return { kind: 'readers', readers, ownerId: owner.id };
     }
@@ -249,11 +244,6 @@ export class ReusePlanner {
     return [...readers, ...owner].slice(0, MAX_TOKENIZERS);
   }
 
-  /** Asks without opening a trial. */
-  #mayRead(prefill: Instance, decodeId: string): boolean {
-    return this.#trials.mayAdmit(prefill, decodeId);
-  }
-
   #livingOwner(entry: Entry): Instance | undefined {
     const { instanceId = '', incarnation } = entry.owner ?? {};
     const owner = this.#view.snapshot().find(({ id }) => id === instanceId);
@@ -263,14 +253,20 @@ export class ReusePlanner {
     return readable && isSameLife(owner.incarnation, incarnation) ? owner : undefined;
   }
 
-  async #take(request: ReuseRequest, key: EntryKey, readers: readonly Instance[], ownerId: string): Promise<ReuseStep> {
+  async #take(
+    request: ReuseRequest,
+    key: EntryKey,
+    proof: Proof,
+    readers: readonly Instance[],
+    ownerId: string,
+  ): Promise<ReuseStep> {
     const { guard } = this.#settings;
     const [reader] = readers;
     if (reader === undefined) return cold(ReuseOutcome.MISS_DISABLED, ownerId);
     // Opened before the take: a second trial at the same moment must not cost an entry.
     const admission = this.#trials.admit(reader, ownerId);
     if (admission === 'no') return cold(ReuseOutcome.MISS_DISABLED, ownerId);
-    const step = await this.#claim(request, key, reader, ownerId, admission);
+    const step = await this.#claim(request, key, proof, reader, ownerId, admission);
     if (step.kind !== 'hit') {
       if (admission === 'trial') this.#trials.settle(reader, ownerId, 'other');
       return step;
@@ -288,6 +284,7 @@ export class ReusePlanner {
   async #claim(
     request: ReuseRequest,
     key: EntryKey,
+    proof: Proof,
     reader: Instance,
     ownerId: string,
     admission: Admission,
@@ -301,7 +298,7 @@ export class ReusePlanner {
       idempotencyKey: randomUUID(),
       key,
       // Without a proof the number of tokens is what the engine said, and may be unknown.
-      minTokens: guard === 'exact' ? this.#leastTokens(reader, key, tokenIds) : 1,
+      minTokens: guard === 'exact' ? this.#leastTokens(reader, proof) : 1,
       // What is found by a history may be somebody else's; and what this reader has no need of another may use.
       keepTokens: request.facts.derivedConversation ? 0 : MIN_TOKENS,
       compatGroup: compatGroup(reader),
@@ -309,13 +306,8 @@ export class ReusePlanner {
       allowUnverified: guard !== 'exact',
     });
     if (guard === 'exact') message.prompt = { case: 'tokenIds', value: create(TokenIdsSchema, { tokenIds }) };
-    let answer: TakeEntryResponse;
-    try {
-      answer = await this.#store.takeEntry(message, this.#budget(request.signal));
-    } catch {
-      this.#giveBack(message);
-      return cold(ReuseOutcome.MISS_STORE_UNAVAILABLE, ownerId);
-    }
+    const answer = await this.#claims.take(message, request.signal);
+    if (answer === undefined) return cold(ReuseOutcome.MISS_STORE_UNAVAILABLE, ownerId);
     if (answer.result.case !== 'taken') {
       const { reason = MissReason.NEVER_STORED, matchedTokens = 0 } = answer.result.value ?? {};
       if (reason === MissReason.PREFIX_MISMATCH && matchedTokens >= MIN_TOKENS) {
@@ -326,26 +318,16 @@ export class ReusePlanner {
     return this.#useTaken(answer.result.value, reader, tokenIds.length, admission);
   }
 
-  /** A take whose answer got lost may have happened: its repeat tells the claim, which would else stay open. */
-  #giveBack(message: TakeEntryRequest): void {
-    this.#store
-      .takeEntry(message, { timeoutMs: GIVE_BACK_MS })
-      .then(({ result }) => {
-        if (result.case === 'taken') this.release(result.value.claimId, 'answer_lost');
-      })
-      .catch(() => undefined);
-  }
-
   async #useTaken(taken: TakenEntry, reader: Instance, promptTokens: number, admission: Admission): Promise<ReuseStep> {
     const { entry, handle, matchedTokens, claimId } = taken;
     const owner = entry === undefined ? undefined : this.#livingOwner(entry);
     if (entry === undefined || handle === undefined || owner === undefined) {
-      this.commit(claimId);
+      this.#claims.commit(claimId);
       return cold(ReuseOutcome.MISS_OWNER_GONE);
     }
     // The entry that matches best may be another owner's than the one that the reader was chosen for.
     if (isSameProcess(reader, owner) || this.#trials.isBarred(reader, owner.id)) {
-      this.release(claimId, 'not_sent');
+      this.#claims.release(claimId, 'not_sent');
       return cold(ReuseOutcome.MISS_DISABLED, owner.id);
     }
     const exact = this.#settings.guard === 'exact';
@@ -354,7 +336,7 @@ export class ReusePlanner {
     const params = usable === undefined ? undefined : this.#checked(usable, entry, owner, reader);
     if (params === undefined) {
       // Never sent, not even as a release: the owner's own limit frees the blocks.
-      this.commit(claimId);
+      this.#claims.commit(claimId);
       return cold(ReuseOutcome.MISS_NO_HANDLE, owner.id);
     }
     const prefillHandle = create(PrefillHandleSchema, {
@@ -384,71 +366,21 @@ export class ReusePlanner {
     return host === params.remoteHost ? params : { ...params, remoteHost: host };
   }
 
-  /** Ends a claim whose handle was used or must not be; the deadline ends it if the store does not hear this. */
-  commit(claimId: string): void {
-    this.#store.commitClaim({ claimId }).catch(() => undefined);
-  }
-
-  /** Puts a handle back that provably never reached an engine. */
-  release(claimId: string, reason: string): void {
-    this.#store.releaseClaim({ claimId, reason }).catch(() => undefined);
-  }
-
-  /** The key of a conversation for these facts. */
-  keyOf(facts: RequestFacts, conversationId: string): EntryKey {
-    return create(EntryKeySchema, {
-      tenant: facts.tenant,
-      model: facts.model,
-      adapter: this.adapterOf(facts),
-      cacheSalt: facts.cacheSalt,
-      conversationId,
-    });
-  }
-
-  /** Name of a conversation in the router's own memory. */
-  memoryKey(facts: RequestFacts, conversationId: string): string {
-    return JSON.stringify([facts.tenant, facts.model, facts.cacheSalt, conversationId]);
-  }
-
-  /** The turn before, as far as this router saw it. */
-  remembered(facts: RequestFacts): RememberedTurn | undefined {
-    if (mayBeFirst(facts)) return undefined;
-    for (const id of lookupIds(facts)) {
-      const turn = this.#memory.get(this.memoryKey(facts, id));
-      if (turn !== undefined) return turn;
-    }
-    return undefined;
-  }
-
-  /** Root of the adapter that the model is; empty for a base model. */
-  adapterOf(facts: RequestFacts): string {
-    for (const instance of this.#view.snapshot()) {
-      const root = adapterRoot(instance, facts.model);
-      if (root !== '') return root;
-    }
-    return '';
-  }
-
   #deadlineMs(uncachedTokens: number, admission: Admission): number {
     const { prefillWarmMs, prefillWarmPerTokenMs } = this.#settings;
     const warm = prefillWarmMs === 0 ? 0 : prefillWarmMs + Math.max(0, uncachedTokens) * prefillWarmPerTokenMs;
     if (admission !== 'trial') return warm;
     return warm === 0 ? TRIAL_MS : Math.min(warm, TRIAL_MS);
   }
-
-  #budget(signal: AbortSignal): { signal: AbortSignal; timeoutMs?: number } {
-    const { storeMs } = this.#settings;
-    return storeMs === 0 ? { signal } : { signal, timeoutMs: storeMs };
-  }
 }
 
-function provable(tokenIds: readonly number[], key: EntryKey): ProvablePrompt {
-  return promptOfIds(tokenIds, key, sha256);
-}
-
-/** The history found it, if anything did, and shows no reply yet. */
-function mayBeFirst(facts: RequestFacts): boolean {
-  return facts.derivedConversation && !facts.continues;
+/** Made when it is first needed, and then the same: not every plan compares, and each hash is made once. */
+function lazily<T extends object>(make: () => T): () => T {
+  let made: T | undefined;
+  return () => {
+    made ??= make();
+    return made;
+  };
 }
 
 /** An engine that got another id is in the pool under both for a while, and does not read from itself. */
@@ -458,10 +390,4 @@ function isSameProcess(a: Instance, b: Instance): boolean {
 
 function cold(outcome: ReuseOutcome, ownerId?: string): Cold {
   return { kind: 'cold', outcome, ownerId };
-}
-
-/** Conversations to look under, in order. */
-function lookupIds(facts: RequestFacts): readonly string[] {
-  if (facts.lookupConversationIds.length > 0) return facts.lookupConversationIds;
-  return facts.conversationId === '' ? [] : [facts.conversationId];
 }

@@ -14,7 +14,9 @@ import type { PromptTokens } from '../../gen/baton/v1/tokens_pb.ts';
 import type { Decision } from '../core/plan.ts';
 import { CONVERTIBLE_VERSIONS } from '../core/whole-stream.ts';
 import type { BidirectionalTrials, HungVerdict } from './bidirectional-trials.ts';
+import { adapterOf } from './conversation-keys.ts';
 import type { ConversationMemory } from './conversation-memory.ts';
+import type { HandleClaims } from './handle-claims.ts';
 import type { HandleHabits } from './handle-habits.ts';
 import { isSameLife } from './instance-record.ts';
 import type { InstanceView } from './instance-view.ts';
@@ -47,6 +49,7 @@ export interface ReuseOptions {
 export interface ReuseParts {
   readonly view: InstanceView;
   readonly planner: ReusePlanner;
+  readonly claims: HandleClaims;
   readonly recorder: TurnRecorder;
   readonly trials: BidirectionalTrials;
   readonly memory: ConversationMemory;
@@ -208,7 +211,7 @@ export class Reuse {
 
   /** One leg: nothing is taken, the stored handle stays good for a later turn. */
   #local({ facts, decision }: PrepareRequest): PreparedReuse {
-    const known = this.#parts.planner.remembered(facts) !== undefined;
+    const known = this.#parts.memory.get(facts) !== undefined;
     const continues = facts.continues || (facts.conversationId !== '' && known);
     const local = decision.mode === PlanMode.DECODE_LOCAL && continues;
     return this.#prepared(facts, decision, local ? ReuseOutcome.DECODE_LOCAL : ReuseOutcome.UNSPECIFIED, undefined);
@@ -240,7 +243,7 @@ export class Reuse {
       outcome,
       handle: hit?.handle,
       ownerId: hit?.ownerId ?? '',
-      adapter: this.#parts.planner.adapterOf(facts),
+      adapter: adapterOf(this.#parts.view.snapshot(), facts),
       captureTokens,
       wholeDecode,
       noteLegs: (legs, guardBreach) => {
@@ -279,7 +282,7 @@ export class Reuse {
     near: (decodeId: string) => PlanDecision,
   ): PlanDecision {
     if (this.#isBound(facts) || !this.#options.hasHandles) return planned;
-    const remembered = this.#parts.planner.remembered(facts);
+    const remembered = this.#parts.memory.get(facts);
     const decodeId = step.ownerId ?? remembered?.decodeId;
     const decision = decodeId === undefined ? planned : near(decodeId);
     const prefillFirst = step.kind === 'hit' ? step.prefill : [];
@@ -340,8 +343,8 @@ class WarmClaim {
       this.#open = false;
       const { claimId } = this.#hit.handle;
       // A refusal by the engine's API is before its core; every other ending may have read the blocks.
-      if (leg.ending === LegEnding.CLIENT_ERROR) this.#parts.planner.release(claimId, 'client_error');
-      else this.#parts.planner.commit(claimId);
+      if (leg.ending === LegEnding.CLIENT_ERROR) this.#parts.claims.release(claimId, 'client_error');
+      else this.#parts.claims.commit(claimId);
     }
   }
 
@@ -349,14 +352,14 @@ class WarmClaim {
     this.#endTrial();
     if (!this.#open) return;
     this.#open = false;
-    this.#parts.planner.release(this.#hit.handle.claimId, 'not_sent');
+    this.#parts.claims.release(this.#hit.handle.claimId, 'not_sent');
   }
 
   abandon(): void {
     this.#endTrial();
     if (!this.#open) return;
     this.#open = false;
-    this.#parts.planner.commit(this.#hit.handle.claimId);
+    this.#parts.claims.commit(this.#hit.handle.claimId);
   }
 
   /** A leg that was never sent has tried nothing. */

@@ -8,10 +8,12 @@ import { compatGroup } from '../core/compat.ts';
 import { checkHandle } from '../core/handle-check.ts';
 import { isInTokens } from '../core/prompt-members.ts';
 import type { CachedPrefixes } from './cached-prefixes.ts';
+import { adapterOf, entryKeyOf } from './conversation-keys.ts';
 import type { ConversationMemory } from './conversation-memory.ts';
 import { toDuration, toMs } from './durations.ts';
 import type { HandleHabits } from './handle-habits.ts';
-import type { GuardMode, ReusePlanner } from './reuse-planner.ts';
+import type { InstanceView } from './instance-view.ts';
+import type { GuardMode } from './reuse-planner.ts';
 
 /** A finished turn, as the router knows it. */
 export interface FinishedTurn {
@@ -44,7 +46,7 @@ const DEFAULT_DECODER_TTL_MS = 480_000;
 /** Stores what a turn leaves behind: D's handle with the proof of its tokens, or the reason why there is none. */
 export class TurnRecorder {
   readonly #store: Client<typeof KVCacheStore>;
-  readonly #planner: ReusePlanner;
+  readonly #view: Pick<InstanceView, 'snapshot'>;
   readonly #memory: ConversationMemory;
   readonly #habits: HandleHabits;
   readonly #cached: CachedPrefixes;
@@ -54,14 +56,14 @@ export class TurnRecorder {
 
   constructor(
     store: Client<typeof KVCacheStore>,
-    planner: ReusePlanner,
+    view: Pick<InstanceView, 'snapshot'>,
     memory: ConversationMemory,
     habits: HandleHabits,
     cached: CachedPrefixes,
     guard: GuardMode,
   ) {
     this.#store = store;
-    this.#planner = planner;
+    this.#view = view;
     this.#memory = memory;
     this.#habits = habits;
     this.#cached = cached;
@@ -75,11 +77,7 @@ export class TurnRecorder {
     this.#noteCached(turn);
     const remember = (noHandle: ReuseOutcome | undefined) => {
       if (facts.conversationId === '') return;
-      this.#memory.set(this.#planner.memoryKey(facts, facts.conversationId), {
-        prefillId,
-        decodeId: decode.id,
-        noHandle,
-      });
+      this.#memory.set(facts, { prefillId, decodeId: decode.id, noHandle });
     };
     if (handle === undefined) {
       if (handedOver) remember(this.#whyNoHandle(turn));
@@ -140,7 +138,7 @@ export class TurnRecorder {
     return create(PutEntryRequestSchema, {
       idempotencyKey: `${planId}:put`,
       derivedKey: keep && facts.derivedConversation,
-      key: this.#planner.keyOf(facts, conversationId),
+      key: entryKeyOf(facts, adapterOf(this.#view.snapshot(), facts), conversationId),
       owner: create(EntryOwnerSchema, {
         instanceId: decode.id,
         engineId: report.handle?.remoteEngineId ?? '',

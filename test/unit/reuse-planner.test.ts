@@ -26,6 +26,7 @@ import { decodeKvTransferParams } from '../../src/core/kv-transfer.ts';
 import { BidirectionalTrials } from '../../src/services/bidirectional-trials.ts';
 import { CachedPrefixes } from '../../src/services/cached-prefixes.ts';
 import { ConversationMemory } from '../../src/services/conversation-memory.ts';
+import { HandleClaims } from '../../src/services/handle-claims.ts';
 import { ReusePlanner, type ReuseSettings } from '../../src/services/reuse-planner.ts';
 import { sha256 } from '../../src/services/sha256.ts';
 import { decodeOf, prefillOf } from '../support/plan-instances.ts';
@@ -120,9 +121,9 @@ function setUp(options: {
   const trials = new BidirectionalTrials();
   const memory = new ConversationMemory();
   const cached = new CachedPrefixes();
-  const planner = new ReusePlanner(store as Client<typeof KVCacheStore>, view, trials, memory, cached, {
+  const claims = new HandleClaims(store as Client<typeof KVCacheStore>, { storeMs: 20 });
+  const planner = new ReusePlanner(claims, view, trials, memory, cached, {
     guard: 'exact',
-    storeMs: 20,
     prefillWarmMs: 60_000,
     prefillWarmPerTokenMs: 10,
     remoteHost: 'auto',
@@ -208,8 +209,8 @@ describe('nothing is stored', () => {
     ['the last turn left no handle', ReuseOutcome.MISS_NO_HANDLE, ReuseOutcome.MISS_NO_HANDLE],
     ['the last turn left one', undefined, ReuseOutcome.MISS_TAKEN],
   ])('%s', async (_, noHandle, outcome) => {
-    const { plan, planner, memory, facts } = setUp({ owners: [] });
-    memory.set(planner.memoryKey(facts, facts.conversationId), { prefillId: 'p1', decodeId: 'd1', noHandle });
+    const { plan, memory, facts } = setUp({ owners: [] });
+    memory.set(facts, { prefillId: 'p1', decodeId: 'd1', noHandle });
     expect(await plan()).toEqual({ kind: 'cold', outcome, ownerId: 'd1' });
   });
 });
@@ -266,8 +267,8 @@ describe('a conversation that is found by its history', () => {
 
   test('has no outcome but a hit where it may be the first turn', async () => {
     const first = { ...facts, continues: false };
-    const { plan, planner, memory, facts: sent } = setUp({ owners: [], facts: first });
-    memory.set(planner.memoryKey(sent, 'own'), { prefillId: 'p1', decodeId: 'd1', noHandle: undefined });
+    const { plan, memory, facts: sent } = setUp({ owners: [], facts: first });
+    memory.set(sent, { prefillId: 'p1', decodeId: 'd1', noHandle: undefined });
     expect(await plan()).toEqual({ kind: 'cold', outcome: ReuseOutcome.UNSPECIFIED, ownerId: undefined });
     expect(await setUp({ owners: [D1], taken: D1, facts: first }).plan()).toMatchObject({ kind: 'hit' });
   });

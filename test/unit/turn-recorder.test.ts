@@ -16,7 +16,6 @@ import { decodeKvTransferParams } from '../../src/core/kv-transfer.ts';
 import { CachedPrefixes } from '../../src/services/cached-prefixes.ts';
 import { ConversationMemory } from '../../src/services/conversation-memory.ts';
 import { HandleHabits } from '../../src/services/handle-habits.ts';
-import type { ReusePlanner } from '../../src/services/reuse-planner.ts';
 import { sha256 } from '../../src/services/sha256.ts';
 import { TurnRecorder } from '../../src/services/turn-recorder.ts';
 import { decodeOf } from '../support/plan-instances.ts';
@@ -42,6 +41,8 @@ const CHAIN = create(
   ),
 );
 
+const FACTS = create(RequestFactsSchema, { model: 'm', conversationId: 'c' });
+
 function handleOf(changes: object = {}) {
   const params = decodeKvTransferParams(new TextEncoder().encode(JSON.stringify({ ...HANDLE, ...changes })));
   if (params === undefined) throw new Error('no handle');
@@ -63,13 +64,9 @@ function setUp(decoderTtlMs?: number) {
     invalidateOwner: async () => ({}) as never,
   };
   const memory = new ConversationMemory();
-  const planner: Pick<ReusePlanner, 'keyOf' | 'memoryKey'> = {
-    keyOf: (_, conversationId) => ({ conversationId }) as never,
-    memoryKey: () => 'c',
-  };
   const recorder = new TurnRecorder(
     store as Client<typeof KVCacheStore>,
-    planner as ReusePlanner,
+    { snapshot: () => [] },
     memory,
     new HandleHabits(),
     new CachedPrefixes(),
@@ -84,7 +81,7 @@ function setUp(decoderTtlMs?: number) {
   const record = (report: Partial<ReportOutcomeRequest>, unprovenMembers: readonly string[] = [], afterHit = false) =>
     recorder.record({
       planId: 'plan',
-      facts: create(RequestFactsSchema, { model: 'm', conversationId: 'c', unprovenMembers: [...unprovenMembers] }),
+      facts: { ...FACTS, unprovenMembers: [...unprovenMembers] },
       connector: 'nixl',
       prefillId: 'p',
       prefill: undefined,
@@ -107,14 +104,14 @@ describe('a handle is kept', () => {
     expect(await record({ handle: handleOf(), chain: CHAIN, paused: durationFromMs(pausedMs) })).toBe('stored');
     expect(puts).toEqual([{ conversation: 'c', ttlMs }]);
     expect(deleted).toEqual([]);
-    expect(memory.get('c')).toEqual({ prefillId: 'p', decodeId: 'd', noHandle: undefined });
+    expect(memory.get(FACTS)).toEqual({ prefillId: 'p', decodeId: 'd', noHandle: undefined });
   });
 
   test('not where the client read so slowly that its time is over', async () => {
     const { record, memory, puts } = setUp();
     expect(await record({ handle: handleOf(), chain: CHAIN, paused: durationFromMs(450_000) })).toBe('none');
     expect(puts).toEqual([]);
-    expect(memory.get('c')?.noHandle).toBe(ReuseOutcome.MISS_EXPIRED);
+    expect(memory.get(FACTS)?.noHandle).toBe(ReuseOutcome.MISS_EXPIRED);
   });
 });
 
@@ -133,7 +130,7 @@ describe('a handle is given back', () => {
     expect(await record(report, unproven)).toBe('released');
     expect(puts.map(({ conversation }) => conversation)).toEqual(['baton.release/plan']);
     expect(deleted).toEqual(['entry']);
-    expect(memory.get('c')?.noHandle).toBe(noHandle);
+    expect(memory.get(FACTS)?.noHandle).toBe(noHandle);
   });
 });
 
@@ -150,5 +147,5 @@ test.each([
   const { record, memory, puts } = setUp();
   expect(await record(report)).toBe(fate);
   expect(puts).toEqual([]);
-  expect(memory.get('c')?.noHandle).toBe(ReuseOutcome.MISS_NO_HANDLE);
+  expect(memory.get(FACTS)?.noHandle).toBe(ReuseOutcome.MISS_NO_HANDLE);
 });

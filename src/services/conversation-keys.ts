@@ -1,0 +1,31 @@
+import { create } from '@bufbuild/protobuf';
+import type { Instance } from '../../gen/baton/v1/instance_pb.ts';
+import { type EntryKey, EntryKeySchema } from '../../gen/baton/v1/kv_cache_store_pb.ts';
+import type { RequestFacts } from '../../gen/baton/v1/router_pb.ts';
+import { adapterRoot } from '../core/compat.ts';
+
+/** Conversations to look under, in order. */
+export function lookupIds(facts: RequestFacts): readonly string[] {
+  if (facts.lookupConversationIds.length > 0) return facts.lookupConversationIds;
+  return facts.conversationId === '' ? [] : [facts.conversationId];
+}
+
+/** The history found it, if anything did, and shows no reply yet. */
+export function mayBeFirst(facts: RequestFacts): boolean {
+  return facts.derivedConversation && !facts.continues;
+}
+
+/** The key of a conversation in the store; `adapter` is {@link adapterOf} these facts. */
+export function entryKeyOf(facts: RequestFacts, adapter: string, conversationId: string): EntryKey {
+  const { tenant, model, cacheSalt } = facts;
+  return create(EntryKeySchema, { tenant, model, adapter, cacheSalt, conversationId });
+}
+
+/** Root of the adapter that the model is; empty for a base model. */
+export function adapterOf(instances: readonly Instance[], { model }: RequestFacts): string {
+  for (const instance of instances) {
+    const root = adapterRoot(instance, model);
+    if (root !== '') return root;
+  }
+  return '';
+}
