@@ -77,6 +77,7 @@ async function startUp(words) {
 
 const median = (values) => values.toSorted((a, b) => a - b)[values.length >> 1];
 
+const engines = [];
 try {
   const bare = buildBare();
   const serve = (port) => [
@@ -91,14 +92,13 @@ try {
     '--admin-port',
     '0',
   ];
-  const engines = [];
   for (const role of ['prefill', 'decode']) {
     const port = await freePort();
     const child = spawn(baton, ['sim', '--role', role, '--port', String(port)], {
       stdio: ['ignore', 'pipe', 'ignore'],
     });
-    await once(child.stdout, 'data');
     engines.push({ child, words: [`--${role}`, `http://127.0.0.1:${port}`] });
+    await once(child.stdout, 'data');
   }
   const cases = {
     bare: (port) => [bare, String(port)],
@@ -113,7 +113,6 @@ try {
       if (run > 0) took[name].push(ms);
     }
   }
-  for (const { child } of engines) child.kill('SIGKILL');
   const medians = Object.fromEntries(Object.entries(took).map(([name, values]) => [name, median(values)]));
   for (const [name, ms] of Object.entries(medians))
     process.stdout.write(
@@ -121,5 +120,6 @@ try {
     );
   process.stdout.write(`${JSON.stringify(medians)}\n`);
 } finally {
+  for (const { child } of engines) child.kill('SIGKILL');
   rmSync(scratch, { recursive: true, force: true });
 }

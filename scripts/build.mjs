@@ -1,6 +1,6 @@
 // Emits dist/ and proves that it starts: JavaScript, declarations, source maps and the other files of src/ for the npm
 // package, the contracts, the manual page, and, without --package, the executable.
-import { spawnSync } from 'node:child_process';
+import { execFileSync, spawnSync } from 'node:child_process';
 import { cpSync, rmSync, writeFileSync } from 'node:fs';
 import { extname, join } from 'node:path';
 import { readOrigin } from './origin.mjs';
@@ -30,10 +30,9 @@ const contracts = [
 ];
 run('tar', ['-czf', join('dist', `baton-proto-${origin.version}.tgz`), ...contracts]);
 writeFileSync(join(root, 'dist', 'origin.json'), `${JSON.stringify(origin)}\n`);
-const { stdout: page } = spawnSync(process.execPath, [join('dist', 'src', 'bin.js'), 'man'], {
-  cwd: root,
-  encoding: 'utf8',
-});
-writeFileSync(join(root, 'dist', 'baton.1'), page);
+writeFileSync(
+  join(root, 'dist', 'baton.1'),
+  execFileSync(process.execPath, [join(root, 'dist', 'src', 'bin.js'), 'man']),
+);
 run(process.execPath, [join('dist', 'src', 'bin.js'), '--version']);
 if (!process.argv.includes('--package')) run(process.execPath, [join('scripts', 'executable.mjs')]);

@@ -1,6 +1,6 @@
 // Makes a release: npm run release -- <version> [--dry-run]
-// Moves what is unreleased in CHANGELOG.md under the version, sets it in package.json and in deploy, refreshes the image that contracts are
-// compared with, commits and tags, and puts into dist/release: the npm package, the contracts, the executable, an SBOM
+// Moves what is unreleased in CHANGELOG.md under the version, sets it in package.json and in deploy, refreshes the image
+// that contracts are compared with, commits and tags, and puts into dist/release: the npm package, the contracts, the executable, an SBOM
 // (CycloneDX) and SHA256SUMS. It pushes and publishes nothing. --dry-run does all of it in a clone that it throws away.
 import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
@@ -56,8 +56,10 @@ function release(root, version) {
 
   write(root, 'CHANGELOG.md', moved.changelog);
   write(root, 'package.json', manifest.replace(/^( {2}"version": ")[^"]*/m, `$1${version}`));
-  const lock = read(root, 'package-lock.json');
-  write(root, 'package-lock.json', lock.replaceAll(/^((?: {2}| {6})"version": ")[^"]*/gm, keepFirstTwo(version)));
+  const lock = JSON.parse(read(root, 'package-lock.json'));
+  lock.version = version;
+  lock.packages[''].version = version;
+  write(root, 'package-lock.json', `${JSON.stringify(lock, null, 2)}\n`);
   const manifests = readdirSync(join(root, 'deploy', 'kubernetes')).map((name) => join('deploy', 'kubernetes', name));
   for (const name of [join('deploy', 'helm', 'baton', 'Chart.yaml'), ...manifests])
     write(root, name, setDeployedVersion(read(root, name), version));
@@ -96,17 +98,8 @@ function release(root, version) {
 
   // Last, so that a release that could not be made has no tag.
   run(root, 'git', 'tag', '--annotate', `v${version}`, '--message', `baton ${version}\n\n${moved.notes}`);
-  const head = run(root, 'git', 'log', '-1', '--format=%h %s (%D)');
+  const head = run(root, 'git', 'show', '--stat', '--format=%h %s (%D)');
   say(`${head}\n${[...names, 'SHA256SUMS'].map((name) => `  ${name}`).join('\n')}\n${sums.join('')}`);
-}
-
-/** The version of the lock file stands twice at its top; the packages that follow keep theirs. */
-function keepFirstTwo(version) {
-  let seen = 0;
-  return (whole, before) => {
-    seen += 1;
-    return seen <= 2 ? before + version : whole;
-  };
 }
 
 const read = (root, name) => readFileSync(join(root, name), 'utf8');

@@ -1,4 +1,5 @@
-import { once } from 'node:events';
+import { getEventListeners, once } from 'node:events';
+import { createServer } from 'node:http';
 import { connect as connectHttp2, constants, type IncomingHttpHeaders } from 'node:http2';
 import { gunzipSync } from 'node:zlib';
 import { create, toBinary } from '@bufbuild/protobuf';
@@ -7,8 +8,12 @@ import { afterEach, describe, expect, test } from 'vitest';
 import { GetStatsRequestSchema, ListEntriesRequestSchema } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import { BatonError } from '../../src/core/errors.ts';
 import type { RpcFault } from '../../src/rpc/bind.ts';
+import { CALLER } from '../../src/rpc/caller.ts';
+import { LazyContext } from '../../src/rpc/lazy-context.ts';
 import { RPC_MAX_MESSAGE_BYTES } from '../../src/rpc/limits.ts';
 import { startRpcListener } from '../../src/rpc/listener.ts';
+import { bindServices } from '../../src/rpc/routes.ts';
+import { UnaryCalls } from '../../src/rpc/unary-calls.ts';
 import { EVERYTHING } from '../../src/services/kv-cache-store.ts';
 
 // Plain calls have a way of their own through the port; a header that means nothing sends the same call through
@@ -31,6 +36,8 @@ const entry = {
 
 /** What the implementation saw of each call. */
 interface Seen {
+  readonly way: 'plain' | 'connect-node';
+  readonly caller: string;
   readonly tenant: string | null;
   readonly timeoutMs: number | undefined;
   readonly url: string;
@@ -47,6 +54,8 @@ async function start() {
         kvCacheStore: {
           getStats: async (_, context) => {
             seen.push({
+              way: context instanceof LazyContext ? 'plain' : 'connect-node',
+              caller: context.values.get(CALLER).tenant,
               tenant: context.requestHeader.get('x-tenant'),
               timeoutMs: context.timeoutMs(),
               url: new URL(context.url).pathname,
@@ -73,7 +82,7 @@ async function start() {
       callerOf: (authorization) =>
         authorization === 'Bearer wrong'
           ? new BatonError({ reason: 'CREDENTIAL_REQUIRED', message: 'the token is not valid' })
-          : EVERYTHING,
+          : { ...EVERYTHING, tenant: authorization ?? 'nobody' },
       onFault: (fault) => void faults.push(fault),
     }),
   );
@@ -154,17 +163,19 @@ describe.each([
     expect({ ...answer, headers }).toEqual({ ...other, headers: otherHeaders });
     // What gzip makes of the same may differ by its level.
     if (headers['content-encoding'] === undefined) expect(length).toEqual(otherLength);
-    expect(seen[0]).toEqual(seen[1]);
+    if (seen.length > 0) expect(seen).toEqual([seen[0], { ...seen[0], way: 'connect-node' }]);
   });
 
   test('the context tells the same', async () => {
     const { url, seen } = await start();
-    const headers = { 'x-tenant': 'ä'.normalize(), 'connect-timeout-ms': '5000' };
+    const headers = { 'x-tenant': 'ä'.normalize(), 'connect-timeout-ms': '5000', authorization: 'Bearer a' };
     await send(url, { method: 'GetStats', headers });
     await send(url, { method: 'GetStats', headers: { ...headers, ...THE_OTHER_WAY } });
-    expect(seen.map(({ tenant, url: path }) => ({ tenant, path }))).toEqual(
-      Array.from({ length: 2 }, () => ({ tenant: seen[1]?.tenant, path: '/baton.v1.KVCacheStore/GetStats' })),
-    );
+    const told = { caller: 'Bearer a', tenant: seen[1]?.tenant, url: '/baton.v1.KVCacheStore/GetStats' };
+    expect(seen).toMatchObject([
+      { ...told, way: 'plain' },
+      { ...told, way: 'connect-node' },
+    ]);
     for (const { timeoutMs = 0 } of seen) expect(timeoutMs).toBeGreaterThan(0);
   });
 });
@@ -221,4 +232,23 @@ test.each([{}, THE_OTHER_WAY])('a caller that goes away ends its call %j', async
   stream.close(constants.NGHTTP2_CANCEL);
   await expect.poll(() => signal.reason).toMatchObject({ name: 'ConnectError' });
   expect(faults).toEqual([]);
+});
+
+test('a call that is over is not held by whatever would end it', async () => {
+  const stop = new AbortController();
+  const held = () => getEventListeners(stop.signal, 'abort').length;
+  const seen: number[] = [];
+  const implementation = {
+    getStats: async (_: unknown, { signal }: { readonly signal: AbortSignal }) => {
+      seen.push(held(), Number(signal.aborted));
+      return {};
+    },
+  };
+  const methods = bindServices({ kvCacheStore: implementation }, (fault) => void faults.push(fault));
+  const calls = new UnaryCalls({ methods, callerOf: () => EVERYTHING, callStop: stop.signal });
+  await using server = createServer((request, response) => void calls.serve(request.url ?? '', request, response));
+  await once(server.listen(0, '127.0.0.1'), 'listening');
+  const { port } = server.address() as { readonly port: number };
+  expect(await overHttp1(`http://127.0.0.1:${port}`, { method: 'GetStats' })).toMatchObject({ status: 200 });
+  expect({ seen, held: held(), faults }).toEqual({ seen: [1, 0], held: 0, faults: [] });
 });

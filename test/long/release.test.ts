@@ -28,6 +28,13 @@ test('a dry run makes everything of a release, and leaves the repository as it w
   const { said, code } = await release(resolve('.'), '99.1.0', '--dry-run');
   expect(code, said).toBe(0);
   expect(said).toMatch(/^[0-9a-f]+ Release 99\.1\.0 \(.*tag: v99\.1\.0/m);
+  // Lines taken out and put in: the version stands once in package.json, twice in the lock file and in the chart.
+  for (const [name, lines] of [
+    ['package.json', 2],
+    ['package-lock.json', 4],
+    ['deploy/helm/baton/Chart.yaml', 4],
+  ])
+    expect(said).toMatch(new RegExp(`^ ${name} +\\| +${lines} `, 'm'));
   const made = [
     'THIRD_PARTY_LICENSES',
     `baton-99.1.0-${process.platform}-${process.arch}`,
