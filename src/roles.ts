@@ -71,6 +71,7 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   const log = options.log ?? createLogger({ level: config.log.level, format: config.log.format });
   const version = readVersion();
   const metrics = new Metrics({ version });
+  stack.use(metrics.watchEventLoop());
   const settings = new Settings(config);
   let leftOut: ReloaderDeps['leftOut'] = async () => [];
   const reloader = new Reloader({ source: options.reload, settings, metrics, log, leftOut: () => leftOut() });
@@ -166,6 +167,7 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
       ...linkRouter(settings, routerService, connectTo, onFault, log, stack),
       metrics,
       log,
+      tracer: undefined,
       version,
       engines,
       engineHeaders,

@@ -16,6 +16,8 @@ export interface LegRequest {
   readonly body: Uint8Array | null;
   /** True: a connection of its own, closed afterwards; for repeats after a reset of a reused connection. */
   readonly fresh?: boolean;
+  /** Told when the connection is there, right before the first byte. */
+  readonly onConnected?: () => void;
   /** Asked when the connection is there: true ends the leg before its first byte, as not sent. */
   readonly isTooLate?: () => boolean;
 }
@@ -76,7 +78,7 @@ export class EngineClient implements AsyncDisposable {
   /** Starts a leg. */
   send(request: LegRequest, handler: LegHandler): LegControl {
     const { origin, pathname } = new URL(request.url);
-    const leg = new Leg(handler, request.isTooLate);
+    const leg = new Leg(handler, request);
     const fresh = request.fresh === true || this.#options.keepAliveMs === 0;
     const dispatcher = fresh ? this.#freshClient(origin, leg) : this.#pool(origin);
     dispatcher.dispatch(
@@ -181,7 +183,7 @@ class Leg implements Dispatcher.DispatchHandler, LegControl {
   reused = false;
   onSettled: (() => void) | undefined;
   readonly #handler: LegHandler;
-  readonly #isTooLate: (() => boolean) | undefined;
+  readonly #request: Pick<LegRequest, 'isTooLate' | 'onConnected'>;
   #controller: Dispatcher.DispatchController | undefined;
   #aborted: Error | undefined;
   #tooLate = false;
@@ -190,9 +192,9 @@ class Leg implements Dispatcher.DispatchHandler, LegControl {
   #paused = false;
   #decoder: Transform | undefined;
 
-  constructor(handler: LegHandler, isTooLate: (() => boolean) | undefined) {
+  constructor(handler: LegHandler, request: Pick<LegRequest, 'isTooLate' | 'onConnected'>) {
     this.#handler = handler;
-    this.#isTooLate = isTooLate;
+    this.#request = request;
   }
 
   onRequestStart(controller: Dispatcher.DispatchController): void {
@@ -201,11 +203,12 @@ class Leg implements Dispatcher.DispatchHandler, LegControl {
       controller.abort(this.#aborted);
       return;
     }
-    if (this.#isTooLate?.() === true) {
+    if (this.#request.isTooLate?.() === true) {
       this.#tooLate = true;
       controller.abort(new Error('the connection took too long'));
       return;
     }
+    this.#request.onConnected?.();
     starting.leg = this;
   }
 

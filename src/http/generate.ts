@@ -1,7 +1,7 @@
 import { isUtf8 } from 'node:buffer';
 import { createHash, randomUUID } from 'node:crypto';
 import type { FastifyReply, FastifyRequest } from 'fastify';
-import { Leg, LegEnding } from '../../gen/baton/v1/router_pb.ts';
+import { LegEnding } from '../../gen/baton/v1/router_pb.ts';
 import { BatonError, isErrorReason } from '../core/errors.ts';
 import { type Api, type BodyFacts, readFacts } from '../core/facts.ts';
 import { readIdentity } from '../core/identity.ts';
@@ -14,10 +14,13 @@ import { buildAccessRecord } from '../obs/access-log.ts';
 import { errorFields, type Logger } from '../obs/log.ts';
 import type { LogLimit } from '../obs/log-limit.ts';
 import type { Metrics } from '../obs/metrics.ts';
+import type { Tracer } from '../obs/tracer.ts';
 import { toMs } from '../services/durations.ts';
 import { type GenerateRequest, type HandOverDeps, type HandOverReport, handOver } from '../services/hand-over.ts';
 import { refusalOf } from '../services/leg.ts';
-import { modeName } from '../services/plan-message.ts';
+import { legName } from '../services/leg-book.ts';
+import { endingName, modeName } from '../services/plan-message.ts';
+import { Timeline } from '../services/timeline.ts';
 import { renderRefusal, toRefusal } from './errors.ts';
 import { ReplySink } from './reply-sink.ts';
 
@@ -26,6 +29,8 @@ export interface GenerateDeps {
   readonly handOver: HandOverDeps;
   readonly metrics: Metrics;
   readonly log: Logger;
+  /** Undefined where no traces are wanted. */
+  readonly tracer: Tracer | undefined;
   readonly clientKvTransferParams: 'refuse' | 'drop';
   readonly identityHeaders: readonly string[];
   /** Limits the warning about turns that name no conversation; undefined where they are linked without a name. */
@@ -56,9 +61,15 @@ export async function serveGenerate(
   reply: FastifyReply,
 ): Promise<void> {
   const { metrics, log } = deps;
-  const startedAt = performance.now();
+  const { now } = deps.handOver;
+  const startedAt = now();
   const requestId = acceptedRequestId(request.headers['x-request-id']) ?? randomUUID();
   metrics.requestStarted(api);
+  const { traceparent, tracestate } = request.headers;
+  const callers = { traceparent: oneOf(traceparent), tracestate: oneOf(tracestate) };
+  const details = { 'baton.request_id': requestId, 'baton.api': api };
+  const span = deps.tracer?.begin(`POST ${request.routeOptions.url}`, callers, startedAt, details);
+  const timeline = new Timeline(now, startedAt, span);
   reply.hijack();
   const sink = new ReplySink(reply.raw, {
     stallMs: deps.clientStallMs,
@@ -74,7 +85,7 @@ export async function serveGenerate(
     const parsed = readBody(deps, api, request);
     facts = parsed.facts;
     if (facts.continues && facts.conversationId === '') warnUnnamed(deps);
-    report = await handOver(deps.handOver, toGenerateRequest(deps, api, request, requestId, parsed), sink);
+    report = await handOver(deps.handOver, toGenerateRequest(deps, api, request, requestId, parsed, timeline), sink);
     refusal = report.refusal;
   } catch (error) {
     refusal = toRefusal(error);
@@ -96,7 +107,7 @@ export async function serveGenerate(
     sink.write(body);
     sink.end();
   }
-  record(deps, { api, requestId, startedAt, facts, report, refusal, sink });
+  record(deps, { api, requestId, timeline, facts, report, refusal, sink });
 }
 
 const SHUTTING_DOWN = new BatonError({
@@ -152,6 +163,7 @@ function toGenerateRequest(
   request: FastifyRequest,
   requestId: string,
   { body, scan, facts }: ParsedBody,
+  timeline: Timeline,
 ): GenerateRequest {
   const link = linkTurn(deps.linkRules, facts.conversationId, { api, body, scan }, () => createHash('sha256'));
   return {
@@ -168,6 +180,7 @@ function toGenerateRequest(
     headers: forwardedHeaders(request.headers),
     authorization: request.headers.authorization,
     debug: request.headers['x-baton-debug'] === '1',
+    timeline,
   };
 }
 
@@ -191,7 +204,7 @@ function warnUnnamed({ unnamedTurns, identityHeaders, log }: GenerateDeps): void
 interface Finished {
   readonly api: Api;
   readonly requestId: string;
-  readonly startedAt: number;
+  readonly timeline: Timeline;
   readonly facts: BodyFacts | undefined;
   readonly report: HandOverReport | undefined;
   readonly refusal: HandOverReport['refusal'];
@@ -201,8 +214,10 @@ interface Finished {
 /** One access-log line and the counters of a request: ids and numbers, never text. */
 function record(deps: GenerateDeps, finished: Finished): void {
   const { metrics, log } = deps;
-  const { api, requestId, startedAt, facts, report, refusal, sink } = finished;
-  const durationMs = performance.now() - startedAt;
+  const { api, requestId, timeline, facts, report, refusal, sink } = finished;
+  const { startedAt } = timeline;
+  const endedAt = deps.handOver.now();
+  const durationMs = endedAt - startedAt;
   const gone = sink.signal.aborted && sink.cut !== 'stopped';
   const status = sink.status === 0 ? 499 : sink.status;
   const model = facts?.model ?? '';
@@ -216,18 +231,34 @@ function record(deps: GenerateDeps, finished: Finished): void {
     cachedTokens: usage?.cachedTokens,
   };
   metrics.requestFinished({ api, model, mode, status, durationMs, ...tokens });
-  if (ttftMs !== undefined) metrics.firstContent(model, 'total', ttftMs);
+  timeline.stop(contentAt > 0 ? contentAt : endedAt);
+  if (ttftMs !== undefined) metrics.firstContent(model, ttftMs, timeline.parts);
   if (report?.prefillMs !== undefined) metrics.prefillFinished(model, report.prefillMs);
   if (report?.noHandle !== undefined) metrics.handleRejected('prefill', report.noHandle);
   for (const reason of report?.retries ?? []) metrics.retried(reason);
   for (const leg of report?.legs ?? []) {
-    metrics.legEnded(leg.leg === Leg.PREFILL ? 'prefill' : 'decode', ENDING_NAMES[leg.ending] ?? 'unknown');
+    metrics.legEnded(legName(leg.leg), endingName(leg.ending));
   }
   recordReuse(metrics, report);
   if (gone) metrics.clientAborted(phaseOf(sink));
   else if (typeof refusal?.error.code === 'string' && isErrorReason(refusal.error.code.toUpperCase())) {
     metrics.failed(refusal.error.code);
   }
+  const error = gone ? undefined : errorWord(refusal);
+  const ending = sink.cut === 'stopped' ? 'stopped' : gone ? `client_${phaseOf(sink)}` : (report?.ending ?? 'refused');
+  timeline.span?.end(endedAt, {
+    attributes: {
+      'http.response.status_code': status,
+      'baton.model': metrics.modelLabel(model),
+      'baton.mode': mode,
+      'baton.plan_reason': report?.plan?.reason,
+      'baton.reuse': report?.outcome,
+      'baton.retries': report?.retries.length,
+      'baton.error': error,
+      'baton.ending': ending,
+    },
+    ...(status < 500 && ending === 'ok' ? {} : { failure: ending }),
+  });
   const line = buildAccessRecord({
     requestId,
     api,
@@ -248,10 +279,10 @@ function record(deps: GenerateDeps, finished: Finished): void {
     entryAgeMs: report?.plan?.prefillHandle?.age === undefined ? undefined : toMs(report.plan.prefillHandle.age),
     conversation: facts === undefined || facts.conversationId === '' ? undefined : shortHash(facts.conversationId),
     retries: report?.retries.length ?? 0,
-    error: gone ? undefined : errorWord(refusal),
+    error,
     failedLeg: failedLegOf(report),
     noHandle: report?.noHandle,
-    ending: sink.cut === 'stopped' ? 'stopped' : gone ? `client_${phaseOf(sink)}` : (report?.ending ?? 'refused'),
+    ending,
   });
   log.info(line, 'request');
 }
@@ -263,6 +294,10 @@ function recordReuse(metrics: Metrics, report: HandOverReport | undefined): void
   const used = outcome === 'hit' || outcome === 'hit_cut' ? (plan?.prefillHandle?.matchedTokens ?? 0) : 0;
   const prompt = reply?.usage?.promptTokens ?? reply?.promptTokenIds?.length ?? used;
   metrics.reuseTokens(Math.min(used, prompt), prompt - Math.min(used, prompt));
+}
+
+function oneOf(header: string | readonly string[] | undefined): string | undefined {
+  return typeof header === 'string' ? header : undefined;
 }
 
 /** Conversations are named in logs so that turns can be matched, and not so that they can be used. */
@@ -282,24 +317,12 @@ function errorWord(refusal: HandOverReport['refusal']): string | undefined {
 function failedLegOf(report: HandOverReport | undefined): string | undefined {
   const failed = report?.legs.findLast(({ ending }) => ending !== LegEnding.OK && ending !== LegEnding.ABORTED);
   if (failed === undefined) return undefined;
-  return `${failed.leg === Leg.PREFILL ? 'prefill' : 'decode'}:${ENDING_NAMES[failed.ending] ?? 'unknown'}`;
+  return `${legName(failed.leg)}:${endingName(failed.ending)}`;
 }
 
 function phaseOf(sink: ReplySink): string {
   return sink.cut ?? 'closed';
 }
-
-const ENDING_NAMES: Readonly<Record<number, string>> = {
-  [LegEnding.OK]: 'ok',
-  [LegEnding.CLIENT_ERROR]: 'client_error',
-  [LegEnding.BUSY]: 'busy',
-  [LegEnding.SERVER_ERROR]: 'server_error',
-  [LegEnding.NOT_SENT]: 'not_sent',
-  [LegEnding.RESET]: 'reset',
-  [LegEnding.TIMEOUT]: 'timeout',
-  [LegEnding.ABORTED]: 'aborted',
-  [LegEnding.NO_HANDLE]: 'no_handle',
-};
 
 /** For requests that fail before their route runs. */
 export function refuseEarly(error: BatonError, reply: FastifyReply): FastifyReply {

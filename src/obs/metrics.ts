@@ -1,10 +1,17 @@
-import { performance } from 'node:perf_hooks';
-import { Counter, Gauge, Histogram, Registry } from 'prom-client';
+import { monitorEventLoopDelay, performance } from 'node:perf_hooks';
+import { Counter, Gauge, Registry } from 'prom-client';
+import { type DurationCounter, DurationHistogram } from './duration-histogram.ts';
 import { isLabelWord, LabelSet, OTHER } from './label-set.ts';
 import { type LabelOf, type SeriesName, type SeriesOf, seriesSpec } from './series.ts';
 
+/** The parts of the time to the first content, in the order in which a request goes through them. */
+export const TTFT_PHASES = ['queue', 'plan', 'tokenize', 'prefill', 'hand_over', 'decode_wait', 'first_byte'] as const;
+
 /** Part of the time to the first content. */
-export type TtftPhase = 'total' | 'queue' | 'prefill' | 'decode';
+export type TtftPhase = (typeof TTFT_PHASES)[number];
+
+/** Milliseconds of each part; one that did not occur has none. */
+export type TtftParts = Readonly<Partial<Record<TtftPhase, number>>>;
 
 /** What `requestFinished` counts; durations in milliseconds. */
 export interface FinishedRequest {
@@ -56,7 +63,7 @@ export interface MetricsOptions {
   readonly version: string;
 }
 
-const MAX_MODELS = 256;
+const MAX_MODELS = 1000;
 const MAX_WORDS = 64;
 
 /**
@@ -73,6 +80,7 @@ export class Metrics {
   readonly #requestDuration = this.#histogram('baton_request_duration_seconds');
   readonly #inFlight = this.#gauge('baton_requests_in_flight');
   readonly #ttft = this.#histogram('baton_ttft_seconds');
+  readonly #gaps = this.#histogram('baton_itl_seconds');
   readonly #prefillDuration = this.#histogram('baton_prefill_duration_seconds');
   readonly #legs = this.#counter('baton_legs_total');
   readonly #plans = this.#counter('baton_plan_total');
@@ -80,7 +88,7 @@ export class Metrics {
   readonly #retries = this.#counter('baton_retries_total');
   readonly #errors = this.#counter('baton_errors_total');
   readonly #tokens = this.#counter('baton_tokens_total');
-  readonly #streamBytes = this.#counter('baton_stream_bytes_total');
+  #streamedBytes = 0;
   readonly #clientAborts = this.#counter('baton_client_aborts_total');
   readonly #queueWait = this.#histogram('baton_queue_wait_seconds');
   readonly #probes = this.#counter('baton_probes_total');
@@ -98,10 +106,18 @@ export class Metrics {
   readonly #drains = this.#counter('baton_lmcache_drains_total');
   readonly #storeFailures = this.#counter('baton_store_failures_total');
   readonly #storeBreaker = this.#gauge('baton_store_breaker_open');
+  readonly #storeEntries = this.#gauge('baton_store_entries');
+  readonly #storeReleaseQueue = this.#gauge('baton_store_release_queue');
+  readonly #pinnedBlocks = this.#gauge('baton_pinned_kv_blocks');
+  readonly #pinnedShare = this.#gauge('baton_pinned_kv_share');
+  readonly #lagMedian = this.#gauge('nodejs_eventloop_lag_p50_seconds');
+  readonly #lagP99 = this.#gauge('nodejs_eventloop_lag_p99_seconds');
+  readonly #lagMax = this.#gauge('nodejs_eventloop_lag_max_seconds');
   readonly #configReloads = this.#counter('baton_config_reloads_total');
   readonly #configGood = this.#gauge('baton_config_last_reload_successful');
   readonly #configGoodAt = this.#gauge('baton_config_last_reload_success_timestamp_seconds');
 
+  #readLag: () => Readonly<Record<'p50' | 'p99' | 'max', number>> = () => ({ p50: 0, p99: 0, max: 0 });
   #readStore: () => StoreCounts | Promise<StoreCounts> = () => ({ entries: 0, releaseQueue: 0, pinnedBlocks: [] });
   #readQueueDepth: () => number = () => 0;
   #readInstances: () => readonly InstanceWords[] = () => [];
@@ -112,6 +128,10 @@ export class Metrics {
 
   constructor(options: MetricsOptions) {
     this.#gauge('baton_build_info').set({ version: options.version, node: process.versions.node }, 1);
+    this.#counter('baton_stream_bytes_total', (counter) => {
+      counter.reset();
+      counter.inc(this.#streamedBytes);
+    });
     this.#gauge('baton_queue_depth', (gauge) => gauge.set(this.#readQueueDepth()));
     this.#gauge('baton_registry_stale', (gauge) => gauge.set(this.#readRegistryStale() ? 1 : 0));
     this.#gauge('baton_instances', (gauge) => {
@@ -125,20 +145,6 @@ export class Metrics {
     this.#gauge('baton_breaker_open', (gauge) => {
       gauge.reset();
       for (const { scope, instance, peer } of this.#readBreakers()) gauge.set({ scope, instance, peer }, 1);
-    });
-    const pinned = this.#gauge('baton_pinned_kv_blocks');
-    const share = this.#gauge('baton_pinned_kv_share');
-    const queued = this.#gauge('baton_store_release_queue');
-    this.#gauge('baton_store_entries', async (entries) => {
-      const counts = await this.#readStore();
-      entries.set(counts.entries);
-      queued.set(counts.releaseQueue);
-      const pins = this.#readPins();
-      for (const gauge of [pinned, share]) gauge.reset();
-      for (const { instance, blocks } of pins) pinned.set({ instance }, blocks);
-      // A store in this process knows better, also of instances that nobody here watches.
-      for (const { instance, blocks } of counts.pinnedBlocks) pinned.set({ instance }, blocks);
-      for (const pin of pins) share.set({ instance: pin.instance }, pin.share);
     });
     this.#addProcessSeries();
   }
@@ -168,8 +174,43 @@ export class Metrics {
   }
 
   /** All series in the Prometheus text format. */
-  render(): Promise<string> {
+  async render(): Promise<string> {
+    // Before the registry looks: it takes the values of a gauge when it comes to it, whatever another one is still waiting for.
+    this.#showStore(await this.#readStore(), this.#readPins());
+    const { p50, p99, max } = this.#readLag();
+    this.#lagMedian.set(p50);
+    this.#lagP99.set(p99);
+    this.#lagMax.set(max);
     return this.#registry.metrics();
+  }
+
+  #showStore(counts: StoreCounts, pins: readonly PinCounts[]): void {
+    this.#storeEntries.set(counts.entries);
+    this.#storeReleaseQueue.set(counts.releaseQueue);
+    for (const gauge of [this.#pinnedBlocks, this.#pinnedShare]) gauge.reset();
+    for (const { instance, blocks } of pins) this.#pinnedBlocks.set({ instance }, blocks);
+    // A store in this process knows better, also of instances that nobody here watches.
+    for (const { instance, blocks } of counts.pinnedBlocks) this.#pinnedBlocks.set({ instance }, blocks);
+    for (const pin of pins) this.#pinnedShare.set({ instance: pin.instance }, pin.share);
+  }
+
+  /**
+   * Begins to measure how late timers are, until the end of what is returned; the gauges tell of the time since the scrape
+   * before.
+   */
+  watchEventLoop(): Disposable {
+    const delay = monitorEventLoopDelay({ resolution: LAG_RESOLUTION_MS });
+    delay.enable();
+    this.#readLag = () => {
+      const lag = {
+        p50: lateness(delay.percentile(50), delay.count),
+        p99: lateness(delay.percentile(99), delay.count),
+        max: lateness(delay.max, delay.count),
+      };
+      delay.reset();
+      return lag;
+    };
+    return { [Symbol.dispose]: () => void delay.disable() };
   }
 
   /** Counts a bound conversation that moved to another instance. */
@@ -210,20 +251,27 @@ export class Metrics {
     const mode = this.#word('mode', request.mode);
     this.#inFlight.dec({ api });
     this.#requests.inc({ api, model, mode, status_class: statusClass(request.status) });
-    this.#requestDuration.observe({ api, model, mode }, request.durationMs / 1000);
+    this.#requestDuration.child(api, model, mode).observe(request.durationMs);
     this.#addTokens(model, 'prompt', request.promptTokens);
     this.#addTokens(model, 'cached', request.cachedTokens);
     this.#addTokens(model, 'completion', request.completionTokens);
   }
 
-  /** Records the time to the first content, or one part of it. */
-  firstContent(model: string, phase: TtftPhase, milliseconds: number): void {
-    this.#ttft.observe({ model: this.modelLabel(model), phase }, milliseconds / 1000);
+  /** Records the time to the first content, milliseconds, and its parts: one that did not occur counts as 0. */
+  firstContent(model: string, milliseconds: number, parts: TtftParts): void {
+    const label = this.modelLabel(model);
+    this.#ttft.child(label, 'total').observe(milliseconds);
+    for (const phase of TTFT_PHASES) this.#ttft.child(label, phase).observe(parts[phase] ?? 0);
+  }
+
+  /** Where the times between the pieces of a streamed reply are counted; asked for once a reply. */
+  gapsOf(model: string): DurationCounter {
+    return this.#gaps.child(this.modelLabel(model));
   }
 
   /** Records a prefill leg that ended well. */
   prefillFinished(model: string, milliseconds: number): void {
-    this.#prefillDuration.observe({ model: this.modelLabel(model) }, milliseconds / 1000);
+    this.#prefillDuration.child(this.modelLabel(model)).observe(milliseconds);
   }
 
   /** Counts an upstream call; `ending` is a LegEnding as a lower-case word. */
@@ -253,7 +301,7 @@ export class Metrics {
 
   /** Adds bytes of a streamed reply. */
   streamed(bytes: number): void {
-    this.#streamBytes.inc(bytes);
+    this.#streamedBytes += bytes;
   }
 
   /** Counts a client that left early. */
@@ -263,7 +311,7 @@ export class Metrics {
 
   /** Records a wait in the queue, e.g. `routed`, `timeout`, `client_gone`, `shutting_down`. */
   queueLeft(outcome: string, milliseconds: number): void {
-    this.#queueWait.observe({ outcome: this.#word('queue_outcome', outcome) }, milliseconds / 1000);
+    this.#queueWait.child(this.#word('queue_outcome', outcome)).observe(milliseconds);
   }
 
   /** Counts a turn that continues a conversation, by its outcome word. */
@@ -390,7 +438,7 @@ export class Metrics {
   }
 
   #histogram<Name extends SeriesOf<'histogram'>>(name: Name) {
-    return new Histogram<LabelOf<Name>>({
+    return new DurationHistogram<LabelOf<Name>>({
       ...describe(name),
       buckets: [...(seriesSpec(name).buckets ?? [])],
       registers: [this.#registry],
@@ -416,6 +464,14 @@ export class Metrics {
       before = at;
     });
   }
+}
+
+/** Between two timers whose lateness is measured. */
+const LAG_RESOLUTION_MS = 20;
+
+/** Seconds that timers were late; Node's histogram has nanoseconds, and counts the interval between its timers, too. */
+function lateness(nanoseconds: number, count: number): number {
+  return count === 0 ? 0 : Math.max(0, nanoseconds / 1e9 - LAG_RESOLUTION_MS / 1000);
 }
 
 /** `2xx` to `5xx`, `other` for a number that is no HTTP status. */

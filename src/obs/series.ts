@@ -46,8 +46,15 @@ export const SERIES = [
   {
     name: 'baton_ttft_seconds',
     kind: 'histogram',
-    help: 'Time to the first content: the total and its queue, prefill and decode parts.',
+    help: 'Time from the request to its first content, of whole replies to the reply: the total, and its parts, which add up to it.',
     labels: ['model', 'phase'],
+    buckets: SECONDS,
+  },
+  {
+    name: 'baton_itl_seconds',
+    kind: 'histogram',
+    help: 'Time between two pieces of a streamed reply, as its decode engine sends them: one token each, or a few.',
+    labels: ['model'],
     buckets: SECONDS,
   },
   {
@@ -302,6 +309,24 @@ export const SERIES = [
     name: 'nodejs_eventloop_utilization',
     kind: 'gauge',
     help: 'Share of time, 0 to 1, that the event loop was busy since the scrape before.',
+    labels: [],
+  },
+  {
+    name: 'nodejs_eventloop_lag_p50_seconds',
+    kind: 'gauge',
+    help: 'Median of how late timers were since the scrape before.',
+    labels: [],
+  },
+  {
+    name: 'nodejs_eventloop_lag_p99_seconds',
+    kind: 'gauge',
+    help: '99th percentile of how late timers were since the scrape before.',
+    labels: [],
+  },
+  {
+    name: 'nodejs_eventloop_lag_max_seconds',
+    kind: 'gauge',
+    help: 'How late the latest timer was since the scrape before.',
     labels: [],
   },
 ] as const satisfies readonly SeriesSpec[];

@@ -15,6 +15,7 @@ import type { ReplySink } from '../http/reply-sink.ts';
 import type { Logger } from '../obs/log.ts';
 import { createLogLimit } from '../obs/log-limit.ts';
 import type { Metrics } from '../obs/metrics.ts';
+import type { Tracer } from '../obs/tracer.ts';
 import { POLICIES } from '../policies/index.ts';
 import { neverReached } from '../rpc/errors.ts';
 import type { FirstTokenDeps } from '../services/first-token-deps.ts';
@@ -33,6 +34,7 @@ export interface FacadeParts extends RouterLink {
   readonly view: InstanceView;
   readonly metrics: Metrics;
   readonly log: Logger;
+  readonly tracer: Tracer | undefined;
   readonly version: string;
   readonly engines: EngineClient;
   readonly replies: Set<ReplySink>;
@@ -66,8 +68,20 @@ export function buildFacadeOf(parts: FacadeParts): FastifyInstance {
 
 /** What a request works with: it keeps the settings with which it began. */
 function generateDeps(parts: FacadeParts): () => GenerateDeps {
-  const { settings, view, router, routerCheck, metrics, log, engines, engineHeaders, firstToken, replies, stack } =
-    parts;
+  const {
+    settings,
+    view,
+    router,
+    routerCheck,
+    metrics,
+    log,
+    tracer,
+    engines,
+    engineHeaders,
+    firstToken,
+    replies,
+    stack,
+  } = parts;
   const now = () => performance.now();
   const silences = stack.use(new SilenceWatch(view, now));
   const reports = stack.use(new ReportSender({ router, now, neverReached }));
@@ -98,6 +112,7 @@ function generateDeps(parts: FacadeParts): () => GenerateDeps {
         },
         toBatonError: routerError,
         retryBudget,
+        gapsOf: (model) => metrics.gapsOf(model),
         limits: {
           queueMs: config.timeouts.queueMs,
           routerMs: config.timeouts.routerMs,
@@ -114,6 +129,7 @@ function generateDeps(parts: FacadeParts): () => GenerateDeps {
       },
       metrics,
       log,
+      tracer,
       clientKvTransferParams: config.facade.clientKvTransferParams,
       marksPrefixes: comparesPrompts(config),
       linkRules,

@@ -60,6 +60,7 @@ export function buildRouter(
     observe: {
       planned: (mode, reason) => metrics.planned(mode, reason),
       queueLeft: (outcome, ms) => metrics.queueLeft(outcome, ms),
+      queued: () => undefined,
       breaker: (owner, to) => {
         metrics.breakerChanged(owner.scope, to);
         if (to === 'open') log.warn({ ...owner }, BREAKER_TEXTS[owner.scope]);

@@ -3,6 +3,7 @@ import { DONE_EVENT, describeEngineError, errorEvent, maskMessage, type OpenAiEr
 import { type EventFacts, type MuteSpec, muteEvent, muteReply, readEvent, readReply } from '../core/reply.ts';
 import { dataLines, SseSplitter } from '../core/sse.ts';
 import type { EngineClient, LegControl, LegFailure, LegRequest } from '../engine/client.ts';
+import type { DurationCounter } from '../obs/duration-histogram.ts';
 import type { ClientSink } from './client-sink.ts';
 import {
   classifyError,
@@ -63,6 +64,10 @@ export interface DecodeLegOptions {
   readonly isDoubtful?: () => boolean;
   /** Told of every piece of the reply: the engine is alive, however slow its health route is. */
   readonly onProgress: () => void;
+  /** Told when the reply's head is there. */
+  readonly onHead: () => void;
+  /** Where the times between the pieces of a stream are counted. */
+  readonly gaps: DurationCounter;
   readonly now: () => number;
 }
 
@@ -109,6 +114,8 @@ class DecodeLeg {
   readonly #notes: ReplyNotes;
   #erred = false;
   #contentAt = 0;
+  /** When the latest piece of an open stream came; 0 where the time to the next one is not the engine's. */
+  #pieceAt = 0;
   #pausedAt = 0;
   #pausedMs = 0;
   #limit: 'timeout' | 'idle' | 'unhealthy' | undefined;
@@ -158,6 +165,7 @@ class DecodeLeg {
   }
 
   #onHead(status: number, headers: IncomingHttpHeaders): void {
+    this.#options.onHead();
     this.#status = status;
     this.#headers = headers;
     const isStream = /^text\/event-stream\b/i.test(headers['content-type'] ?? '');
@@ -180,8 +188,15 @@ class DecodeLeg {
       return;
     }
     if (this.#mode !== 'open') return;
+    this.#countGap();
     this.#arm(this.#options.idleMs, 'idle');
     this.#slowDown();
+  }
+
+  #countGap(): void {
+    const at = this.#options.now();
+    if (this.#pieceAt > 0) this.#options.gaps.observe(at - this.#pieceAt);
+    this.#pieceAt = at;
   }
 
   /** @returns false when the leg is over. */
@@ -245,6 +260,7 @@ class DecodeLeg {
       if (this.#settled) return;
       this.#paused = false;
       this.#pausedMs += this.#options.now() - this.#pausedAt;
+      this.#pieceAt = 0;
       this.#arm(this.#options.idleMs, 'idle');
       this.#control?.resume();
     });

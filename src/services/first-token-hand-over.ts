@@ -1,5 +1,5 @@
 import { create } from '@bufbuild/protobuf';
-import { type Plan, PlanMode, PlanSchema, type Target } from '../../gen/baton/v1/router_pb.ts';
+import { Leg, type Plan, PlanMode, PlanSchema, type Target } from '../../gen/baton/v1/router_pb.ts';
 import { BatonError } from '../core/errors.ts';
 import {
   type Composition,
@@ -101,6 +101,8 @@ class FirstTokenHandOver {
     if (limits.kind === 'odd') return this.#alone('odd_limit');
     const receiver = receiverOf(decode.instanceId);
     if (receiver === undefined) return this.#alone('no_receiver');
+    const { timeline } = this.#request;
+    timeline.enter('tokenize');
     const prompt = await this.#tokenize([prefill, decode]);
     if (prompt === 'gone') return this.#end('gone', undefined, undefined);
     if (prompt === undefined || prompt.ids.length === 0) return this.#alone('no_tokens');
@@ -108,6 +110,7 @@ class FirstTokenHandOver {
     if (max === undefined || max < 1) return this.#alone('odd_limit');
 
     const { queueMs } = this.#deps.limits;
+    timeline.enter('queue');
     const ticket = await admission.take(decode.instanceId, prompt.ids.length, this.#sink.signal, queueMs);
     if (ticket.kind === 'gone') return this.#end('gone', undefined, undefined);
     if (ticket.kind !== 'taken') return this.#alone(`buffer_${ticket.kind}`);
@@ -163,7 +166,9 @@ class FirstTokenHandOver {
       this.#sink.start(200, this.#streamHeaders());
       this.#sink.write(headEvents(composition));
       this.#shownAt = this.#deps.now();
+      this.#request.timeline.stop(this.#shownAt);
     }
+    this.#request.timeline.enter('hand_over');
     const waited = await untilGone(within(transfer.waiter.arrived, noticeMs), this.#sink.signal);
     if (waited === 'gone') {
       drains.free(transfer);
@@ -225,14 +230,15 @@ class FirstTokenHandOver {
     peerId: string,
   ): Promise<{ readonly result: DecodeResult; readonly wrote: boolean }> {
     const { engines, limits, now, noteAlive } = this.#deps;
-    const { facts } = this.#request;
+    const { facts, timeline } = this.#request;
     this.#decodeId = target.instanceId;
+    timeline.enter('hand_over');
     const { promptTokenIds, first } = composition;
     const edits = this.#own.connector.decode(this.#request, promptTokenIds, first.tokenId, max);
-    const { request, auth } = this.#book.makeRequest(target, edits, fresh, COMPLETIONS_PATH);
+    const { request, auth } = this.#book.makeRequest(Leg.DECODE, target, edits, fresh, COMPLETIONS_PATH);
     const sink = new StartedSink(this.#sink, facts.stream);
     const startedAt = now();
-    const result = await runDecodeLeg(engines, request, sink, {
+    const result = await runDecodeLeg(engines, { ...request, onConnected: () => timeline.enter('decode_wait') }, sink, {
       auth,
       mute: MUTE,
       reshape: {
@@ -250,6 +256,8 @@ class FirstTokenHandOver {
       bufferBytes: limits.streamBufferBytes,
       isHopeless: () => isHopeless(this.#deps, target.instanceId, target),
       onProgress: () => noteAlive(target.instanceId),
+      onHead: () => timeline.enter('first_byte'),
+      gaps: this.#deps.gapsOf(facts.model),
       now,
     });
     this.#book.noteDecode(target, result, startedAt, peerId);
@@ -259,12 +267,12 @@ class FirstTokenHandOver {
   /** The engines' word for the prompt, from the first that gives it. */
   async #tokenize(engines: readonly Target[]): Promise<TokenizedPrompt | undefined | 'gone'> {
     const { engineHeaders, limits } = this.#deps;
-    const { api, authorization } = this.#request;
+    const { api, authorization, timeline } = this.#request;
     const { signal } = this.#sink;
     const timeoutMs = limits.tokenizeMs === 0 ? 0 : Math.max(limits.tokenizeMs, TOKENIZE_MS);
     const prompt = withBarePrompt(this.#request);
     for (const { instanceId, url } of engines) {
-      const { headers } = engineHeaders(instanceId, authorization);
+      const headers = { ...engineHeaders(instanceId, authorization).headers, ...timeline.headers };
       const found = await tokenize(this.#deps.engines, { url, headers }, { ...prompt, api, timeoutMs, signal });
       if (signal.aborted) return 'gone';
       if (found !== undefined) return found;

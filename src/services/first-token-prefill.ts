@@ -103,7 +103,8 @@ export class FirstTokenPrefill {
     };
     const startedAt = now();
     const edits = connector.prefill(this.#request, promptTokenIds, transferId, receiver);
-    const { request, auth } = this.#book.makeRequest(target, edits, fresh, COMPLETIONS_PATH);
+    this.#request.timeline.enter('prefill');
+    const { request, auth } = this.#book.makeRequest(Leg.PREFILL, target, edits, fresh, COMPLETIONS_PATH);
     // Not the client's signal: a prefill that is cut off leaves in D's buffer what nobody is told of.
     const leg = runWholeLeg(engines, request, {
       timeoutMs: limits.prefillColdMs,

@@ -1,5 +1,5 @@
 import type { Client } from '@connectrpc/connect';
-import { type LegReport, type Plan, PlanMode, type Router, type Target } from '../../gen/baton/v1/router_pb.ts';
+import { Leg, type LegReport, type Plan, PlanMode, type Router, type Target } from '../../gen/baton/v1/router_pb.ts';
 import type { TokenChain } from '../../gen/baton/v1/tokens_pb.ts';
 import type { CheckedHandle, Connector, HandleConnector } from '../connectors/connector.ts';
 import { BatonError } from '../core/errors.ts';
@@ -11,6 +11,7 @@ import type { RemoteHostRule } from '../core/remote-host.ts';
 import type { MuteSpec } from '../core/reply.ts';
 import { streamOf, wantsUsage } from '../core/whole-stream.ts';
 import type { EngineClient, LegRequest } from '../engine/client.ts';
+import type { DurationCounter } from '../obs/duration-histogram.ts';
 import type { ClientSink } from './client-sink.ts';
 import { type DecodeResult, runDecodeLeg } from './decode-leg.ts';
 import type { FirstTokenDeps } from './first-token-deps.ts';
@@ -25,6 +26,7 @@ import type { ReportSender } from './report-sender.ts';
 import type { RetryBudget } from './retry-budget.ts';
 import type { RouterCheck } from './router-check.ts';
 import type { SilenceWatch } from './silence-watch.ts';
+import type { Timeline } from './timeline.ts';
 
 /** A scanned client request, ready to be handed over. */
 export interface GenerateRequest {
@@ -47,6 +49,7 @@ export interface GenerateRequest {
   readonly authorization: string | undefined;
   /** The client asked to be told the plan (`x-baton-debug: 1`). */
   readonly debug: boolean;
+  readonly timeline: Timeline;
 }
 
 /** Time limits of the legs in milliseconds, 0 = none; see the configuration's `timeouts`. */
@@ -87,6 +90,8 @@ export interface HandOverDeps {
   readonly chainOf: (tokenIds: readonly number[], seed: ChainSeed) => TokenChain;
   readonly toBatonError: (error: unknown) => BatonError;
   readonly retryBudget: RetryBudget;
+  /** Where the times between the pieces of a reply of this model are counted. */
+  readonly gapsOf: (model: string) => DurationCounter;
   readonly limits: HandOverLimits;
   readonly now: () => number;
 }
@@ -281,15 +286,20 @@ class HandOver {
 
   async #decode(target: Target, input: DecodeInput, fresh: boolean): Promise<DecodeResult> {
     const { engines, limits, now, noteAlive } = this.#deps;
-    const { facts } = this.#request;
+    const { facts, timeline } = this.#request;
     this.#decodeId = target.instanceId;
+    timeline.enter('hand_over');
     const captureTokens = input !== undefined && this.#plan.captureTokens;
     const isWhole = captureTokens && this.#plan.wholeDecode && facts.stream;
     const edits = this.#editsFor(input, captureTokens);
-    const { request, auth } = this.#book.makeRequest(target, isWhole ? unstreamed(edits) : edits, fresh);
+    const { request, auth } = this.#book.makeRequest(Leg.DECODE, target, isWhole ? unstreamed(edits) : edits, fresh);
     // Connecting takes time, too.
     const usableUntil = input?.prefilled.usableUntil ?? Number.POSITIVE_INFINITY;
-    const timely: LegRequest = { ...request, isTooLate: () => now() > usableUntil };
+    const timely: LegRequest = {
+      ...request,
+      isTooLate: () => now() > usableUntil,
+      onConnected: () => timeline.enter('decode_wait'),
+    };
     const startedAt = now();
     const lender = input?.prefilled.target ?? target;
     const lease = input?.prefilled.lease;
@@ -309,6 +319,8 @@ class HandOver {
       isHopeless: () => isHopeless(this.#deps, target.instanceId, lender, lease),
       isDoubtful: () => mayHaveReadLate(this.#deps, target.instanceId, lease),
       onProgress: () => noteAlive(target.instanceId),
+      onHead: () => timeline.enter('first_byte'),
+      gaps: this.#deps.gapsOf(facts.model),
       now,
     });
     this.#book.noteDecode(target, result, startedAt, input?.prefilled.target.instanceId ?? '', lease);

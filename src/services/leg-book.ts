@@ -14,11 +14,12 @@ import { type Edits, spliceObject } from '../core/json-scan.ts';
 import { decodeKvTransferParams } from '../core/kv-transfer.ts';
 import type { Lease } from '../core/lease.ts';
 import type { LegRequest } from '../engine/client.ts';
+import type { Span } from '../obs/tracer.ts';
 import type { DecodeResult } from './decode-leg.ts';
 import { toDuration } from './durations.ts';
 import type { GenerateRequest, HandOverDeps, HandOverReport } from './hand-over.ts';
 import type { FailedLeg, LegAuth } from './leg.ts';
-import { modeName, outcomeName } from './plan-message.ts';
+import { endingName, modeName, outcomeName } from './plan-message.ts';
 import type { ReplyFacts } from './reply-facts.ts';
 import { routeFacts } from './route-facts.ts';
 
@@ -60,6 +61,8 @@ export class LegBook {
   /** Legs whose request may have reached an engine: each further one gets an id of its own. */
   #attempt = 0;
   #unreported = 0;
+  /** Of the leg that goes on, where traces are wanted. */
+  #legSpan: Span | undefined;
   #handedOn = false;
 
   constructor(deps: HandOverDeps, request: GenerateRequest, plan: Plan) {
@@ -71,12 +74,15 @@ export class LegBook {
 
   /** A leg to `target`: the client's bytes with the connector's edits, to `path` where the connector changes the API. */
   makeRequest(
+    leg: Leg,
     target: Target,
     edits: Edits,
     fresh: boolean,
     path = this.#request.path,
   ): { request: LegRequest; auth: LegAuth } {
-    const { body, scan, requestId, authorization, headers } = this.#request;
+    const { body, scan, requestId, authorization, headers, timeline } = this.#request;
+    const details = { 'baton.instance': target.instanceId };
+    this.#legSpan = timeline.span?.child(`${legName(leg)} leg`, 'client', this.#deps.now(), details);
     const credential = this.#deps.engineHeaders(target.instanceId, authorization);
     const request: LegRequest = {
       url: target.url,
@@ -87,6 +93,7 @@ export class LegBook {
         ...credential.headers,
         'content-type': 'application/json',
         'accept-encoding': 'identity',
+        ...this.#legSpan?.headers,
         ...(target.dataParallelRank === undefined ? {} : { 'x-data-parallel-rank': String(target.dataParallelRank) }),
         'x-request-id': this.#attempt === 0 ? requestId : `${requestId}-r${this.#attempt}`,
       },
@@ -105,8 +112,20 @@ export class LegBook {
   }
 
   note(leg: Leg, target: Target, ending: LegEnding, startedAt: number, more: NoteDetails = {}): void {
-    const duration = toDuration(this.#deps.now() - startedAt);
+    const at = this.#deps.now();
+    const duration = toDuration(at - startedAt);
+    this.#endLegSpan(at, ending, more);
     this.legs.push(create(LegReportSchema, { leg, instanceId: target.instanceId, ending, duration, ...more }));
+  }
+
+  #endLegSpan(at: number, ending: LegEnding, { httpStatus }: NoteDetails): void {
+    const word = endingName(ending);
+    const attributes = {
+      'baton.ending': word,
+      ...(httpStatus === undefined || httpStatus === 0 ? {} : { 'http.response.status_code': httpStatus }),
+    };
+    this.#legSpan?.end(at, { attributes, ...(ending === LegEnding.OK ? {} : { failure: word }) });
+    this.#legSpan = undefined;
   }
 
   noteFailure(leg: Leg, target: Target, result: FailedLeg, startedAt: number, more: NoteDetails = {}): void {
@@ -161,6 +180,7 @@ export class LegBook {
       status = reply?.status ?? report.refusal?.status ?? 0;
       return report;
     } finally {
+      this.#legSpan?.end(this.#deps.now(), { failure: 'internal' });
       if (!this.#handedOn) this.report(true, status, reply);
     }
   }
@@ -190,7 +210,8 @@ export class LegBook {
       ...(handle === undefined ? {} : { handle }),
       ...(chain === undefined ? {} : { chain }),
     });
-    this.#deps.reports.send(message, () => ({
+    const headers = this.#request.timeline.span?.headers ?? {};
+    this.#deps.reports.send(message, headers, () => ({
       plan: this.plan,
       facts: routeFacts(this.#request, this.#deps.streamsOnly),
       legs: this.legs,
@@ -208,6 +229,11 @@ export class LegBook {
     const seed = { model: facts.model, adapter: this.plan.adapter, cacheSalt: facts.cacheSalt };
     return this.#deps.chainOf([...promptTokenIds, ...tokenIds], seed);
   }
+}
+
+/** Name of a leg as logs, metrics and traces write it. */
+export function legName(leg: Leg): 'prefill' | 'decode' {
+  return leg === Leg.PREFILL ? 'prefill' : 'decode';
 }
 
 /** What else is told of a leg. */

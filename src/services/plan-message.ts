@@ -3,6 +3,7 @@ import type { Instance } from '../../gen/baton/v1/instance_pb.ts';
 import {
   type CandidateVerdict,
   CandidateVerdictSchema,
+  LegEnding,
   type Plan,
   PlanMode,
   PlanSchema,
@@ -87,8 +88,16 @@ export function outcomeName(outcome: ReuseOutcome): string {
   return OUTCOME_NAMES[outcome] ?? 'none';
 }
 
-const OUTCOME_NAMES: Readonly<Record<number, string>> = Object.fromEntries(
-  Object.entries(ReuseOutcome)
-    .filter(([, value]) => value !== ReuseOutcome.UNSPECIFIED)
-    .map(([name, value]) => [value, name.toLowerCase()]),
-);
+/** Name of how a leg ended as logs, metrics and traces write it. */
+export function endingName(ending: LegEnding): string {
+  return ENDING_NAMES[ending] ?? 'unknown';
+}
+
+/** Values of an enum by number, in lower case; its 0 is no value. */
+function namesOf(values: Readonly<Record<string, number>>): Readonly<Record<number, string>> {
+  const named = Object.entries(values).filter(([, value]) => value !== 0);
+  return Object.fromEntries(named.map(([name, value]) => [value, name.toLowerCase()]));
+}
+
+const OUTCOME_NAMES = namesOf(ReuseOutcome);
+const ENDING_NAMES = namesOf(LegEnding);

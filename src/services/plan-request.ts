@@ -8,7 +8,7 @@ import {
 } from '../../gen/baton/v1/router_pb.ts';
 import { PromptTokensSchema } from '../../gen/baton/v1/tokens_pb.ts';
 import { BatonError, type ErrorReasonName } from '../core/errors.ts';
-import { toDuration } from './durations.ts';
+import { toDuration, toMs } from './durations.ts';
 import type { GenerateRequest, HandOverDeps, HandOverReport } from './hand-over.ts';
 import { refusalOf } from './leg.ts';
 import { pause } from './pause.ts';
@@ -27,7 +27,7 @@ export async function requestPlan(
   signal: AbortSignal,
 ): Promise<RequestedPlan> {
   const { engines, limits, toBatonError, engineHeaders } = deps;
-  const { api, body, scan, authorization } = request;
+  const { api, body, scan, authorization, timeline } = request;
   const message = create(PlanRouteRequestSchema, {
     planKey: randomUUID(),
     facts: routeFacts(request, deps.streamsOnly),
@@ -35,19 +35,25 @@ export async function requestPlan(
   });
   let promptTokenIds: readonly number[] = [];
   try {
-    let { result } = await askRouter(deps, message, signal);
+    let { result } = await askRouter(deps, message, request, signal);
     if (result.case === 'needPromptTokens') {
+      timeline.enter('tokenize');
       const { instanceId, url, fallbacks } = result.value;
       const targets = [{ instanceId, url }, ...fallbacks].map((target) => {
         const { headers } = engineHeaders(target.instanceId, authorization);
-        return { url: target.url, headers };
+        return { url: target.url, headers: { ...headers, ...timeline.headers } };
       });
       const timeoutMs = limits.tokenizeMs;
       promptTokenIds = await tokenizePrompt(engines, targets, { api, body, scan, timeoutMs, signal });
       message.prompt = create(PromptTokensSchema, { instanceId, tokenIds: [...promptTokenIds] });
-      ({ result } = await askRouter(deps, message, signal));
+      timeline.enter('plan');
+      ({ result } = await askRouter(deps, message, request, signal));
     }
-    if (result.case === 'plan') return { kind: 'plan', plan: result.value, promptTokenIds };
+    if (result.case === 'plan') {
+      timeline.enter('hand_over');
+      timeline.queued(toMs(result.value.queued));
+      return { kind: 'plan', plan: result.value, promptTokenIds };
+    }
     throw new BatonError({ reason: 'INTERNAL', message: 'The router gave no plan.' });
   } catch (error) {
     if (signal.aborted) return { kind: 'ended', ending: 'gone', refusal: undefined };
@@ -64,6 +70,7 @@ const LONGEST_WAIT_MS = 1000;
 async function askRouter(
   deps: HandOverDeps,
   message: PlanRouteRequest,
+  { timeline }: GenerateRequest,
   signal: AbortSignal,
 ): Promise<PlanRouteResponse> {
   const { router, limits, toBatonError, now } = deps;
@@ -72,6 +79,7 @@ async function askRouter(
     using silent = watchSilence(deps, now());
     try {
       return await router.planRoute(message, {
+        headers: timeline.headers,
         signal: silent === undefined ? signal : AbortSignal.any([signal, silent.signal]),
       });
     } catch (error) {

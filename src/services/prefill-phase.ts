@@ -136,7 +136,8 @@ export class PrefillPhase {
       hasMaxCompletionTokens: findMember(scan, 'max_completion_tokens') !== undefined,
       ...(warm === undefined ? {} : { warm: warm.handle }),
     });
-    const { request, auth } = this.#book.makeRequest(target, edits, fresh);
+    this.#request.timeline.enter('prefill');
+    const { request, auth } = this.#book.makeRequest(Leg.PREFILL, target, edits, fresh);
     const result = await runWholeLeg(engines, request, {
       timeoutMs: warm?.deadlineMs ?? limits.prefillColdMs,
       signal: this.#sink.signal,

@@ -53,10 +53,10 @@ export class ReportSender implements AsyncDisposable {
     this.#options = options;
   }
 
-  /** Sends a report; nobody waits for it, and a failure costs no more than the news. */
-  send(message: ReportOutcomeRequest, context: () => ReportContext): void {
+  /** Sends a report with these headers; nobody waits for it, and a failure costs no more than the news. */
+  send(message: ReportOutcomeRequest, headers: Readonly<Record<string, string>>, context: () => ReportContext): void {
     const mayRepeat = message.final && this.#pending.size < MAX_WAITING;
-    const sending = this.#deliver(message, context, mayRepeat).catch(() => undefined);
+    const sending = this.#deliver(message, headers, context, mayRepeat).catch(() => undefined);
     this.#pending.add(sending);
     void sending.then(() => this.#pending.delete(sending));
   }
@@ -69,7 +69,12 @@ export class ReportSender implements AsyncDisposable {
     this.#stop.abort();
   }
 
-  async #deliver(first: ReportOutcomeRequest, context: () => ReportContext, mayRepeat: boolean): Promise<void> {
+  async #deliver(
+    first: ReportOutcomeRequest,
+    headers: Readonly<Record<string, string>>,
+    context: () => ReportContext,
+    mayRepeat: boolean,
+  ): Promise<void> {
     const { router, now, neverReached, tryMs = 5000, keepMs = 15_000, waitMs = 100 } = this.#options;
     const { signal } = this.#stop;
     const begin = now();
@@ -79,7 +84,7 @@ export class ReportSender implements AsyncDisposable {
       const lateMs = now() - begin;
       const message = messageOf(first, { lateMs, mayStore, context: explained ? context() : undefined });
       try {
-        const { planUnknown } = await router.reportOutcome(message, { timeoutMs: tryMs, signal });
+        const { planUnknown } = await router.reportOutcome(message, { headers, timeoutMs: tryMs, signal });
         if (!planUnknown || explained) return;
         explained = true;
         continue;

@@ -25,7 +25,7 @@ import { type Decision, decide, explainLosers, type PlanRules, type Preference }
 import type { Verdict } from '../core/pools.ts';
 import type { Bindings } from './bindings.ts';
 import { type BreakerSettings, Breakers, type ObserveBreaker } from './breakers.ts';
-import { toMs } from './durations.ts';
+import { toDuration, toMs } from './durations.ts';
 import type { InstanceView } from './instance-view.ts';
 import type { LateReads } from './late-reads.ts';
 import { modeName, toPlan } from './plan-message.ts';
@@ -63,6 +63,8 @@ export interface RouterObserver {
   readonly planned: (mode: string, reason: string) => void;
   /** A request left the queue: `routed`, `timeout`, `client_gone` or `shutting_down`. */
   readonly queueLeft: (outcome: string, milliseconds: number) => void;
+  /** The call that is being served has waited in the queue from one time to the other. */
+  readonly queued: (since: number, until: number) => void;
   readonly breaker: ObserveBreaker;
 }
 
@@ -77,9 +79,14 @@ const COOLING_MS = 1000;
 const RETRY_AFTER_MS = 1000;
 
 /** A decision with the places that were taken for it. */
-interface Placed {
+interface Place {
   readonly decision: PlanDecision;
   readonly held: readonly string[];
+}
+
+interface Placed extends Place {
+  /** In the queue, milliseconds; 0 where it did not wait. */
+  readonly queuedMs: number;
 }
 
 type PlanDecision = Extract<Decision, { readonly kind: 'plan' }>;
@@ -176,6 +183,7 @@ export class RouterService {
       return raced;
     }
     const plan = this.#toPlan(facts, this.#avoidPairs(step?.decision ?? decision), randomUUID());
+    if (placed.queuedMs > 0) plan.queued = toDuration(placed.queuedMs);
     if (step !== undefined) {
       plan.reuseOutcome = step.outcome;
       plan.captureTokens = step.captureTokens;
@@ -224,7 +232,7 @@ export class RouterService {
   /** What reuse may ask about a decision. */
   #aroundOf(
     facts: RequestFacts,
-    { decision, held }: Placed,
+    { decision, held }: Place,
     excluded: ReadonlySet<string>,
   ): Omit<PrepareRequest, 'prompt' | 'signal'> {
     return {
@@ -245,7 +253,8 @@ export class RouterService {
     const excluded = new Set(request.excludedInstanceIds);
     const { limits } = this.#options;
     const hasRoom = () => limits.requests === 0 || this.#reservations.size + this.#unplanned < limits.requests;
-    const attempt = (): Placed | undefined => {
+    let isPlaced = false;
+    const attempt = (): Place | undefined => {
       if (!hasRoom()) return undefined;
       const decision = this.#decideInTurn(facts, excluded);
       if (decision.kind === 'unknown-model') throw noRoute(facts, decision);
@@ -253,13 +262,19 @@ export class RouterService {
       const held = [decision.prefill[0], decision.decode[0]].flatMap((instance) => instance?.id ?? []);
       for (const id of held) this.#seats.take(id);
       this.#unplanned += 1;
+      isPlaced = true;
       return { decision, held };
     };
     const { tenant, priority, model, localReasons } = facts;
     const kind = JSON.stringify([model, localReasons.length > 0, [...excluded].toSorted()]);
     const maxWaitMs = toMs(request.maxWait);
-    const placed = await this.#queue.place({ tenant, priority, kind, maxWaitMs, signal, attempt });
-    if (placed !== undefined) return placed;
+    const since = this.#now();
+    const placing = this.#queue.place({ tenant, priority, kind, maxWaitMs, signal, attempt });
+    const hasToWait = !isPlaced;
+    const place = await placing;
+    const until = this.#now();
+    if (hasToWait) this.#options.observe?.queued(since, until);
+    if (place !== undefined) return { ...place, queuedMs: hasToWait ? until - since : 0 };
     // Who waited behind others of its kind was never tried itself: what stands in the way is looked at now.
     const decision = this.#decide(facts, excluded);
     const isFull = decision.kind === 'no-route' && decision.verdicts.some(({ reason }) => reason === FULL);

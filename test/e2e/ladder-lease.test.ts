@@ -13,21 +13,15 @@ import {
   Router,
   TargetSchema,
 } from '../../gen/baton/v1/router_pb.ts';
-import { TokenChainSchema } from '../../gen/baton/v1/tokens_pb.ts';
 import type { Connector } from '../../src/connectors/connector.ts';
 import { nixl } from '../../src/connectors/nixl.ts';
-import { BatonError } from '../../src/core/errors.ts';
-import { readFacts } from '../../src/core/facts.ts';
-import { scanObject } from '../../src/core/json-scan.ts';
 import { EngineClient } from '../../src/engine/client.ts';
 import { createDirectClient } from '../../src/rpc/direct-client.ts';
-import type { ClientSink } from '../../src/services/client-sink.ts';
 import { type HandOverReport, handOver } from '../../src/services/hand-over.ts';
-import { ReportSender } from '../../src/services/report-sender.ts';
-import { RetryBudget } from '../../src/services/retry-budget.ts';
 import type { SilentTime } from '../../src/services/silence-watch.ts';
 import { type SimPools, startSimPools } from '../../src/sim/pools.ts';
 import type { Sim } from '../../src/sim/start-sim.ts';
+import { generateRequest, handOverDeps, silentSink } from '../support/lone-hand-over.ts';
 import { engine, legsOf } from './ladder-support.ts';
 
 const LEASE_MS = 30_000;
@@ -59,17 +53,7 @@ async function start(): Promise<Handed> {
   const reports: ReportOutcomeRequest[] = [];
   const client = new AbortController();
   let offset = 0;
-  const body = new TextEncoder().encode(JSON.stringify({ prompt: 'x'.repeat(100), max_tokens: 8, ignore_eos: true }));
-  const scan = scanObject(body);
-  if (scan.kind !== 'object') throw new Error('no object');
-  const sink: ClientSink = {
-    signal: client.signal,
-    start: () => undefined,
-    write: () => undefined,
-    end: () => undefined,
-    bufferedBytes: () => 0,
-    onceDrained: () => undefined,
-  };
+  const now = () => performance.now() + offset;
   const run = ({ onReport, onHandle, onLeg, silence }: Hooks = {}) => {
     const connector: Connector = {
       ...nixl,
@@ -87,13 +71,8 @@ async function start(): Promise<Handed> {
       },
     });
     return handOver(
-      {
-        router,
-        reports: new ReportSender({ router, now: () => performance.now(), neverReached: () => false }),
-        engines,
+      handOverDeps(engines, router, now, {
         connectors: { nixl: connector },
-        remoteHost: 'auto',
-        streamsOnly: new Set(),
         engineHeaders: (instanceId) => {
           onLeg?.(instanceId);
           return { headers: {}, auth: 'none' };
@@ -102,39 +81,9 @@ async function start(): Promise<Handed> {
           of: (id) => (id === new URL(engine(pools.decode).url).host ? silence?.() : undefined),
           silentForMs: () => 0,
         },
-        noteAlive: () => undefined,
-        chainOf: () => create(TokenChainSchema),
-        toBatonError: (error) => new BatonError({ reason: 'INTERNAL', message: String(error) }),
-        retryBudget: new RetryBudget({ budgetPercent: 20 }, () => performance.now()),
-        limits: {
-          queueMs: 0,
-          routerMs: 0,
-          prefillColdMs: 0,
-          firstContentMs: 0,
-          wholeReplyMs: 0,
-          idleMs: 0,
-          tokenizeMs: 0,
-          leaseMarginMs: MARGIN_MS,
-          holdBytes: 65_536,
-          streamBufferBytes: 262_144,
-        },
-        now: () => performance.now() + offset,
-      },
-      {
-        requestId: 'req',
-        api: 'completions',
-        path: '/v1/completions',
-        body,
-        scan,
-        facts: readFacts('completions', body, scan),
-        tenant: 'anonymous',
-        link: { conversationId: '', lookups: [], derived: false },
-        unprovenMembers: [],
-        headers: {},
-        authorization: undefined,
-        debug: false,
-      },
-      sink,
+      }),
+      generateRequest({ prompt: 'x'.repeat(100), max_tokens: 8, ignore_eos: true }, now),
+      silentSink(client.signal),
     );
   };
   const resources = stack.move();
@@ -145,7 +94,7 @@ async function start(): Promise<Handed> {
     pass: (ms) => {
       offset += ms;
     },
-    now: () => performance.now() + offset,
+    now,
     run,
     [Symbol.asyncDispose]: () => resources.disposeAsync(),
   };

@@ -99,6 +99,8 @@ function play(options: Partial<DecodeLegOptions> = {}): Played {
     auth: 'none',
     mute: { top: ['kv_transfer_params'], choice: [] },
     onProgress: () => undefined,
+    onHead: () => undefined,
+    gaps: { observe: () => undefined },
     headers: { 'x-request-id': 'req' },
     firstContentMs: 0,
     wholeReplyMs: 0,

@@ -111,9 +111,68 @@ describe('Metrics', () => {
 
   it('has bucket bounds from 1 ms to 240 s', async () => {
     const metrics = new Metrics({ version: '0' });
-    metrics.firstContent('m', 'total', 3);
+    metrics.firstContent('m', 3, {});
     const bounds = (await linesOf(metrics, 'baton_ttft_seconds_bucket')).map((line) => /le="([^"]+)"/.exec(line)?.[1]);
     expect([bounds[0], bounds.at(-2), bounds.at(-1)]).toEqual(['0.001', '240', '+Inf']);
+  });
+
+  it('counts the time to the first content, and every part of it, so that the parts add up', async () => {
+    const metrics = new Metrics({ version: '0' });
+    metrics.setKnownModels(['m']);
+    metrics.firstContent('m', 1000, { queue: 250, plan: 125, prefill: 500, first_byte: 125 });
+    metrics.firstContent('m', 240_001, { decode_wait: 240_001 });
+    const sums = (await linesOf(metrics, 'baton_ttft_seconds_sum')).map((line) => Number(line.split(' ')[1]));
+    const [total = 0, ...parts] = sums;
+    expect(parts).toEqual([0.25, 0.125, 0, 0.5, 0, 240.001, 0.125]);
+    expect(parts.reduce((sum, part) => sum + part, 0)).toBeCloseTo(total, 9);
+    const ofTotal = (await linesOf(metrics, 'baton_ttft_seconds_bucket')).filter((line) => line.includes('"total"'));
+    const counts = ofTotal.map((line) => `${/le="([^"]+)"/.exec(line)?.[1]} ${line.split(' ')[1]}`);
+    // A bound holds what is equal to it; what is longer than all is in +Inf alone.
+    expect(counts.slice(8, 10)).toEqual(['0.5 0', '1 1']);
+    expect(counts.slice(-2)).toEqual(['240 1', '+Inf 2']);
+  });
+
+  it('counts the gaps of a stream without looking its labels up again', async () => {
+    const metrics = new Metrics({ version: '0' });
+    metrics.setKnownModels(['m']);
+    const gaps = metrics.gapsOf('m');
+    expect(metrics.gapsOf('m')).toBe(gaps);
+    for (const ms of [0.5, 20, 20]) gaps.observe(ms);
+    metrics.gapsOf('made-up').observe(1);
+    expect(await linesOf(metrics, 'baton_itl_seconds_count')).toEqual([
+      'baton_itl_seconds_count{model="m"} 3',
+      'baton_itl_seconds_count{model="other"} 1',
+    ]);
+  });
+
+  it('folds model names after a thousand, known as they may be', async () => {
+    const metrics = new Metrics({ version: '0' });
+    const names = Array.from({ length: 1200 }, (_, index) => `adapter-${index}`);
+    metrics.setKnownModels(names);
+    for (const model of names) metrics.requestFinished({ ...REQUEST, model });
+    const lines = await linesOf(metrics, 'baton_requests_total');
+    expect(lines).toHaveLength(1001);
+    expect(lines.at(-1)).toContain('model="other",mode="prefill_decode",status_class="2xx"} 200');
+  });
+
+  it('shows what the store tells in the very scrape that asks it', async () => {
+    const metrics = new Metrics({ version: '0' });
+    metrics.watchStore(async () => ({ entries: 3, releaseQueue: 2, pinnedBlocks: [{ instance: 'd', blocks: 5 }] }));
+    expect(await linesOf(metrics, 'baton_pinned_kv_blocks')).toEqual(['baton_pinned_kv_blocks{instance="d"} 5']);
+    expect(await linesOf(metrics, 'baton_store_release_queue')).toEqual(['baton_store_release_queue 2']);
+  });
+
+  it('tells how late the event loop was since the scrape before', async () => {
+    const metrics = new Metrics({ version: '0' });
+    const lag = async () => Number((await linesOf(metrics, 'nodejs_eventloop_lag_max_seconds'))[0]?.split(' ')[1]);
+    expect(await lag()).toBe(0);
+    using _watch = metrics.watchEventLoop();
+    await new Promise((next) => setTimeout(next, 50));
+    const until = performance.now() + 300;
+    while (performance.now() < until);
+    await new Promise((next) => setTimeout(next, 50));
+    // The timer that fell into the pause was due at most one interval after its beginning.
+    expect(await lag()).toBeGreaterThan(0.2);
   });
 
   it('keeps the series of two instances in one process apart', async () => {

@@ -46,7 +46,7 @@ async function deliver(final: boolean, answer: (request: ReportOutcomeRequest, c
   });
   let now = 0;
   const sender = new ReportSender({ router, now: () => (now += stepMs), waitMs: 1, neverReached });
-  sender.send(report(final), () => CONTEXT);
+  sender.send(report(final), {}, () => CONTEXT);
   await sender[Symbol.asyncDispose]();
   return seen;
 }

@@ -12,6 +12,7 @@ import {
   ReportOutcomeRequestSchema,
 } from '../../gen/baton/v1/router_pb.ts';
 import { roundRobin } from '../../src/policies/round-robin.ts';
+import { toMs } from '../../src/services/durations.ts';
 import { RouterService } from '../../src/services/router.ts';
 import { decodeOf, Pools, prefillOf } from '../support/plan-instances.ts';
 
@@ -26,6 +27,7 @@ interface Setup {
   readonly left: string[];
   readonly planned: string[];
   readonly breakers: string[];
+  readonly waits: number[];
 }
 
 const NO_LIMITS = { requests: 0, prefill: 0, decode: 0 };
@@ -34,6 +36,7 @@ function setup(instances: readonly Instance[] = READY, queueMax = 2, limits = NO
   const pools = new Pools(instances);
   const left: string[] = [];
   const planned: string[] = [];
+  const waits: number[] = [];
   const breakers: string[] = [];
   const router = new RouterService(pools, {
     rules: { prefillPolicy: roundRobin(), decodePolicy: roundRobin(), minUncachedTokens: 0 },
@@ -46,9 +49,10 @@ function setup(instances: readonly Instance[] = READY, queueMax = 2, limits = NO
       breaker: (owner, to) => breakers.push(`${Object.values(owner).join(' ')} ${to}`),
       planned: (mode, reason) => planned.push(`${mode} ${reason}`),
       queueLeft: (outcome) => left.push(outcome),
+      queued: (since, until) => waits.push(until - since),
     },
   });
-  return { router, pools, left, planned, breakers };
+  return { router, pools, left, planned, breakers, waits };
 }
 
 interface Ask {
@@ -387,7 +391,7 @@ describe('the queue', () => {
   });
 
   test('gives a plan as soon as a pair is ready', async () => {
-    const { router, pools, left } = setup(DOWN);
+    const { router, pools, left, waits } = setup(DOWN);
     const waiting = planOf(router, WAIT);
     await vi.advanceTimersByTimeAsync(500);
     expect(router.queueDepth).toBe(1);
@@ -395,7 +399,10 @@ describe('the queue', () => {
     await vi.advanceTimersByTimeAsync(100);
     expect(router.queueDepth).toBe(1);
     pools.set([prefillOf('p1'), decodeOf('d1')]);
-    expect(pairOf(await waiting)).toBe('p1>d1');
+    const plan = await waiting;
+    expect(pairOf(plan)).toBe('p1>d1');
+    expect([toMs(plan.queued), ...waits]).toEqual([600, 600]);
+    expect((await planOf(router)).queued).toBeUndefined();
     expect([router.queueDepth, pools.listeners, vi.getTimerCount()]).toEqual([0, 0, 0]);
     expect(left).toEqual(['routed']);
   });
