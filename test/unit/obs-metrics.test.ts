@@ -23,7 +23,7 @@ describe('Metrics', () => {
 
   it('is described in docs/metrics.md, series for series', () => {
     const doc = readFileSync(new URL('../../docs/metrics.md', import.meta.url), 'utf8');
-    const rows = [...doc.matchAll(/^\| `([a-z_]+)` \| (\w+) \| ([^|]*) \| ([^|]+) \|$/gm)].map(
+    const rows = [...doc.matchAll(/^\| `([a-z0-9_]+)` \| (\w+) \| ([^|]*) \| ([^|]+) \|$/gm)].map(
       ([, name, kind, labels, help]) => ({
         name,
         kind,
