@@ -1,4 +1,5 @@
 import type { InstanceRole } from '../core/instance-spec.ts';
+import type { TenantLimit } from '../core/tenant.ts';
 import type { ValkeySettings } from '../core/valkey-settings.ts';
 import type { BuildInput, Built, Sink } from './build-input.ts';
 import { checkTogether } from './check-together.ts';
@@ -32,6 +33,7 @@ export function buildConfig(input: BuildInput): Built {
       metrics: file.facade.metrics,
     },
     auth: file.auth.api_keys_file === undefined ? {} : { apiKeysFile: file.auth.api_keys_file },
+    tenant: readTenant(input, sink),
     rpc: readRpc(input, sink),
     rpcClient: readRpcClient(input, sink),
     admin: file.admin,
@@ -159,6 +161,35 @@ function readSecret(env: BuildInput['env'], name: string, sink: Sink): string | 
   const parsed = parseSecret(raw);
   if (parsed.kind === 'bad') sink.problems.push({ where: name, message: parsed.message });
   return parsed.kind === 'ok' ? parsed.value : undefined;
+}
+
+function readTenant({ file, locate }: BuildInput, sink: Sink): Config['tenant'] {
+  const { header, trusted_proxies: trustedProxies = [], limits: all, own_limits: own = [] } = file.tenant;
+  const limits: TenantLimit = {
+    requestsPerMinute: all.requests_per_minute,
+    tokensPerMinute: all.tokens_per_minute,
+    concurrency: all.concurrency,
+  };
+  const ownLimits: Record<string, TenantLimit> = {};
+  for (const [i, { name, ...mine }] of own.entries()) {
+    if (Object.hasOwn(ownLimits, name)) {
+      const where = locate(['tenant', 'own_limits', i, 'name']);
+      sink.problems.push({ where, message: `"${name}" is there twice; a tenant has one entry` });
+    }
+    ownLimits[name] = {
+      requestsPerMinute: mine.requests_per_minute ?? limits.requestsPerMinute,
+      tokensPerMinute: mine.tokens_per_minute ?? limits.tokensPerMinute,
+      concurrency: mine.concurrency ?? limits.concurrency,
+    };
+  }
+  if (header !== undefined && trustedProxies.length === 0) {
+    const where = locate(['tenant', 'header']);
+    sink.problems.push({
+      where,
+      message: 'needs tenant.trusted_proxies (--trusted-proxy): nobody else may name tenants',
+    });
+  }
+  return { ...(header === undefined ? {} : { header }), trustedProxies, limits, ownLimits };
 }
 
 function readRpc({ file, locate }: BuildInput, sink: Sink): Config['rpc'] {

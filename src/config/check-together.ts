@@ -10,6 +10,7 @@ export function checkTogether(config: Config, input: BuildInput, sink: Sink): vo
   checkRoles(config, input, sink);
   checkListeners(config, input, sink);
   checkAuth(config, input, sink);
+  checkTenants(config, input, sink);
   checkStore(config, input, sink);
   checkReuse(config, input, sink);
   checkEngines(config, input, sink);
@@ -163,6 +164,20 @@ function overlap(a: string, b: string): boolean {
     [a, b].some((host) => host === '0.0.0.0' || host === '::') ||
     (isLoopback(a) && isLoopback(b) && [a, b].includes('localhost'))
   );
+}
+
+/** What limits tenants where anybody can come as another one. */
+function checkTenants({ roles, auth, tenant }: Config, input: BuildInput, sink: Sink): void {
+  const hasLimits = [tenant.limits, ...Object.values(tenant.ownLimits)].some((limit) =>
+    Object.values(limit).some((value) => value > 0),
+  );
+  const isKnown = auth.apiKeysFile !== undefined || tenant.header !== undefined;
+  if (!hasLimits || isKnown || !roles.includes('facade')) return;
+  sink.warnings.push({
+    where: input.locate(['tenant']),
+    message:
+      'limits nobody who wants more: without keys (--api-keys-file) a client with another credential is another tenant',
+  });
 }
 
 function checkAuth(config: Config, input: BuildInput, sink: Sink): void {

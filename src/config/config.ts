@@ -1,9 +1,10 @@
 import type { InstanceSpec } from '../core/instance-spec.ts';
 import type { PolicySettings } from '../core/policy.ts';
+import type { TenantLimit } from '../core/tenant.ts';
 import type { ValkeySettings } from '../core/valkey-settings.ts';
 import type { DiscoveryConfig, InstanceDefaults } from './discovery.ts';
 import type { InstanceLmcache, LmcacheConfig } from './lmcache.ts';
-import type { ListenPort } from './values.ts';
+import type { ListenPort, Network } from './values.ts';
 
 /** A service that `baton serve` can run. */
 export type RoleName = 'facade' | 'router' | 'kvstore' | 'registry';
@@ -29,6 +30,16 @@ export interface RpcConfig extends ListenConfig {
   /** File with the hashes of tokens; absent: callers need none. */
   readonly tokensFile?: string;
   readonly tls?: { readonly cert: string; readonly key: string; readonly clientCa?: string };
+}
+
+/** Who may say which tenant a request is of, and what tenants may use. */
+export interface TenantConfig {
+  /** Header in which trusted proxies name the tenant. */
+  readonly header?: string;
+  readonly trustedProxies: readonly Network[];
+  readonly limits: TenantLimit;
+  /** In place of `limits`. */
+  readonly ownLimits: Readonly<Record<string, TenantLimit>>;
 }
 
 /** What this process shows to the RPC ports of others, and believes of them; files are paths as given. */
@@ -67,6 +78,7 @@ export interface Config {
     /** File with the hashes of clients' keys; absent: clients need none. */
     readonly apiKeysFile?: string;
   };
+  readonly tenant: TenantConfig;
   readonly rpc: RpcConfig;
   readonly rpcClient: RpcClientConfig;
   readonly admin: ListenConfig;

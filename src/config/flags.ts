@@ -78,6 +78,8 @@ export const FLAGS: readonly FlagSpec[] = [
     one('host', 'addr', 'address of the OpenAI API (0.0.0.0)', 'facade.host'),
     one('port', 'port', 'its port (8000); 0: any free port, off: none', 'facade.port'),
     one('api-keys-file', 'file', 'keys of clients, a tenant and a hash a line (none)', 'auth.api_keys_file'),
+    one('tenant-header', 'name', 'header in which trusted proxies name the tenant (none)', 'tenant.header'),
+    many('trusted-proxy', 'net', 'address or network of such proxies (repeatable)', 'tenant.trusted_proxies'),
     one('rpc-host', 'addr', 'address of the RPC services (127.0.0.1)', 'rpc.host'),
     one('rpc-port', 'port', 'their port (50051)', 'rpc.port'),
     toggle('insecure-rpc', 'let other machines reach RPC without authentication', 'rpc.insecure'),

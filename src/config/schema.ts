@@ -1,4 +1,5 @@
 import * as z from 'zod';
+import { isTenantName } from '../core/tenant.ts';
 import { ROLE_NAMES, type RoleName } from './config.ts';
 import { discoveryKeys } from './discovery.ts';
 import { type FieldDoc, field, live, optional, reader, section } from './fields.ts';
@@ -20,6 +21,7 @@ import {
   parseLabels,
   parseListenHost,
   parseListenPort,
+  parseNetwork,
   parseSecret,
   parseSize,
   parseText,
@@ -90,12 +92,29 @@ export const instanceSchema = z.strictObject({
   ...engineKeys,
 });
 
+const MAX_COUNT = 1_000_000_000;
+
+const tenantLimits = {
+  requests_per_minute: countParser(0, MAX_COUNT),
+  tokens_per_minute: countParser(0, MAX_COUNT),
+  concurrency: countParser(0, MAX_COUNT),
+};
+
+const parseTenant: ValueParser<string> = (raw) =>
+  typeof raw === 'string' && isTenantName(raw) ? ok(raw) : bad(`expected the name of a tenant, got ${show(raw)}`);
+
+/** What one tenant has of its own. */
+const tenantSchema = z.strictObject({
+  name: reader(parseTenant).meta({ about: 'The tenant.', fallback: 'required' }),
+  requests_per_minute: optional(tenantLimits.requests_per_minute, 'that of `tenant.limits`', 'Its requests a minute.'),
+  tokens_per_minute: optional(tenantLimits.tokens_per_minute, 'that of `tenant.limits`', 'Its tokens a minute.'),
+  concurrency: optional(tenantLimits.concurrency, 'that of `tenant.limits`', 'Its requests at a time.'),
+});
+
 const policyPair = z.strictObject({
   prefill: field(parseText, 'round_robin', 'How a prefill instance is chosen.'),
   decode: field(parseText, 'round_robin', 'How a decode instance is chosen.'),
 });
-
-const MAX_COUNT = 1_000_000_000;
 
 const policiesSection = section({
   consistent_hash: section({
@@ -193,6 +212,38 @@ export const fileSchema = z.strictObject({
       "File with the hashes of clients' keys; with it a client needs one of these keys.",
     ),
   }),
+  tenant: live(
+    section({
+      header: optional(
+        parseHeaderName,
+        'none',
+        'Header in which proxies name the tenant of a request; of others it is taken away.',
+      ),
+      trusted_proxies: optional(
+        listParser(parseNetwork),
+        'none',
+        'Addresses and networks of these proxies; their `X-Forwarded-*` headers reach engines.',
+      ),
+      limits: section({
+        requests_per_minute: field(
+          tenantLimits.requests_per_minute,
+          0,
+          'Requests of a tenant a minute; more are answered with 429; 0: no limit.',
+        ),
+        tokens_per_minute: field(
+          tenantLimits.tokens_per_minute,
+          0,
+          'Tokens of a tenant a minute, of prompts and replies; who has used them gets 429; 0: no limit.',
+        ),
+        concurrency: field(
+          tenantLimits.concurrency,
+          0,
+          'Requests of a tenant at a time; more are answered with 429; 0: no limit.',
+        ),
+      }),
+      own_limits: z.preprocess((raw) => raw ?? undefined, z.array(tenantSchema).optional()),
+    }),
+  ),
   rpc: section({
     ...listen('127.0.0.1', 50051, 'the RPC port'),
     insecure: field(

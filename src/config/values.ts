@@ -218,6 +218,24 @@ function headerText(raw: unknown): string | undefined {
   return /^[\t\x20-\x7e\x80-\xff]*$/.test(text) ? text : undefined;
 }
 
+/** An address with the number of its bits that count. */
+export interface Network {
+  readonly address: string;
+  readonly bits: number;
+  readonly family: 'ipv4' | 'ipv6';
+}
+
+/** Reads an address, `10.0.0.7` or `fd00::7`, or a network, `10.0.0.0/8` or `fd00::/8`. */
+export function parseNetwork(raw: unknown): Parsed<Network> {
+  const [, address = '', length] =
+    /^([0-9a-f:.]+)(?:\/(\d{1,3}))?$/i.exec(typeof raw === 'string' ? raw.trim() : '') ?? [];
+  const isV4 = /^\d{1,3}(\.\d{1,3}){3}$/.test(address) && address.split('.').every((part) => Number(part) <= 255);
+  const isV6 = address.includes(':') && URL.canParse(`http://[${address}]`);
+  const bits = Number(length ?? (isV4 ? 32 : 128));
+  if ((isV4 && bits <= 32) || (isV6 && bits <= 128)) return ok({ address, bits, family: isV4 ? 'ipv4' : 'ipv6' });
+  return bad(`expected an address or a network like "10.0.0.7" or "10.0.0.0/8", got ${show(raw)}`);
+}
+
 /** Reads a mapping of label names to short texts. */
 export function parseLabels(raw: unknown): Parsed<Readonly<Record<string, string>>> {
   if (typeof raw !== 'object' || raw === null || Array.isArray(raw))

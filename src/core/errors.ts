@@ -41,6 +41,7 @@ export const ERROR_REASONS = {
   QUEUE_FULL: { code: 'resource_exhausted', httpStatus: 503, type: 'service_unavailable_error' },
   TENANT_QUEUE_FULL: { code: 'resource_exhausted', httpStatus: 429, type: 'rate_limit_error' },
   OVERLOADED: { code: 'unavailable', httpStatus: 503, type: 'service_unavailable_error' },
+  RATE_LIMIT_EXCEEDED: { code: 'resource_exhausted', httpStatus: 429, type: 'rate_limit_error' },
   SHUTTING_DOWN: { code: 'unavailable', httpStatus: 503, type: 'service_unavailable_error' },
   ENGINE_UNREACHABLE: { code: 'unavailable', httpStatus: 503, type: 'service_unavailable_error' },
   ENGINE_CONNECTION_LOST: { code: 'unavailable', httpStatus: 502, type: 'upstream_error' },

@@ -1,4 +1,7 @@
-/** Headers of one connection, or that baton sets itself; the rest of a client's headers reaches both legs. */
+/**
+ * Headers of one connection, or that baton sets itself, or by which sidecars of engines (llm-d's) are told where to send a
+ * request; the rest of a client's headers reaches both legs.
+ */
 const DROPPED = new Set([
   'accept-encoding',
   'authorization',
@@ -18,8 +21,23 @@ const DROPPED = new Set([
   'transfer-encoding',
   'upgrade',
   'x-baton-debug',
+  'x-data-parallel-host-port',
+  'x-decoder-host-port',
+  'x-encoder-hosts-ports',
+  'x-gateway-destination-endpoint',
+  'x-gateway-destination-endpoint-subset',
+  'x-prefiller-host-port',
+  'x-prefiller-url',
   'x-request-id',
 ]);
+
+/** What proxies say of whom they speak for; from anybody else it would be a lie that engines and their logs believe. */
+const OF_PROXIES = /^(?:forwarded|via|x-forwarded(?:-.*)?|x-real-ip|x-client-ip|true-client-ip)$/;
+
+/** Whether a header counts from trusted proxies alone. */
+export function isOfProxies(name: string): boolean {
+  return OF_PROXIES.test(name);
+}
 
 /** A client's headers as both legs get them: without hop-by-hop ones, those named in Connection, and baton's own. */
 export function forwardedHeaders(

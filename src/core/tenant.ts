@@ -3,6 +3,15 @@ export const ANONYMOUS = 'anonymous';
 
 const PREFIX = 'cred-';
 
+/** What one tenant may use; 0 is no limit. */
+export interface TenantLimit {
+  readonly requestsPerMinute: number;
+  /** Of prompts and replies together. */
+  readonly tokensPerMinute: number;
+  /** Requests at a time. */
+  readonly concurrency: number;
+}
+
 /** Tenant of each key by the key's SHA-256 in lower-case hex; the keys themselves are nowhere. */
 export type ApiKeys = ReadonlyMap<string, string>;
 
@@ -40,6 +49,15 @@ export type RpcTokensResult = { readonly kind: 'ok'; readonly keys: RpcTokens } 
 const LINE = /^(\S+)[ \t]+sha256:([0-9a-f]{64})((?:[ \t]+\S+)*)$/i;
 const TENANT = /^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/;
 const RIGHTS = ['any-tenant', 'operator', 'unverified'] as const;
+
+/** Whether a tenant can have this name: not one of those that baton makes up for clients without a key. */
+export function isTenantName(name: string): boolean {
+  return TENANT.test(name) && !isReserved(name);
+}
+
+function isReserved(name: string): boolean {
+  return name === ANONYMOUS || name.startsWith(PREFIX);
+}
 
 /** Reads `<tenant> sha256:<64 hex>` lines; blank lines and what follows a `#` do not count. */
 export function parseApiKeys(text: string, fileName: string): ApiKeysResult {
@@ -108,7 +126,7 @@ function mistakeIn(
     return 'expected a tenant of at most 64 letters, digits and ._-, beginning with a letter or digit';
   }
   // These are what clients without keys get; a named tenant must not be one that others can take.
-  if (tenant === ANONYMOUS || tenant.startsWith(PREFIX)) {
+  if (isReserved(tenant)) {
     return `a tenant cannot be called "${ANONYMOUS}" or begin with "${PREFIX}"; choose another name`;
   }
   const first = lineOf.get(digest.toLowerCase());

@@ -1,5 +1,5 @@
 import type { Socket } from 'node:net';
-import Fastify, { type FastifyError, type FastifyInstance } from 'fastify';
+import Fastify, { type FastifyError, type FastifyInstance, type FastifyReply, type FastifyRequest } from 'fastify';
 import type { Instance } from '../../gen/baton/v1/instance_pb.ts';
 import { InstanceState } from '../../gen/baton/v1/instance_pb.ts';
 import { BatonError } from '../core/errors.ts';
@@ -7,6 +7,7 @@ import { isRoutable } from '../core/pools.ts';
 import { acceptedRequestId } from '../core/request-headers.ts';
 import { errorFields } from '../obs/log.ts';
 import type { InstanceView } from '../services/instance-view.ts';
+import type { Admission, TenantLimits } from '../services/tenant-limits.ts';
 import { addMetricsRoute } from './admin.ts';
 import type { Authenticate } from './authenticate.ts';
 import { BrokenRequests } from './broken-request.ts';
@@ -15,12 +16,15 @@ import { GENERATE_ROUTES, type GenerateDeps, refuseEarly, serveGenerate } from '
 import { lingerAfter } from './linger.ts';
 import { NO_SCHEMAS } from './no-schemas.ts';
 import { watchBodies } from './stalled-bodies.ts';
+import { type ProxyRules, takeProxyHeaders } from './tenant-header.ts';
 import { closeUnusedConnections } from './unused-connections.ts';
 
 declare module 'fastify' {
   interface FastifyRequest {
     /** Whom the request belongs to; empty on routes that ask nobody. */
     tenant: string;
+    /** What the request uses of its tenant's limits; undefined on routes that use nothing. */
+    admission: Admission | undefined;
   }
 }
 
@@ -37,6 +41,8 @@ export interface FacadeDeps extends Pick<GenerateDeps, 'metrics' | 'log'> {
   /** What a request that begins now works with, to its end. */
   readonly generate: () => GenerateDeps;
   readonly authenticate: Authenticate;
+  readonly proxies: () => ProxyRules;
+  readonly tenantLimits: TenantLimits;
   readonly view: InstanceView;
   /** Connector of the instances that requests are routed to. */
   readonly connector: string;
@@ -141,18 +147,31 @@ const OPEN_ROUTES: ReadonlySet<string | undefined> = new Set([
   '/metrics',
 ]);
 
-/** Refuses requests before their body is read. A preflight cannot carry a credential, and 404 and 405 tell nothing. */
-function addAuthentication(app: FastifyInstance, { authenticate, metrics }: FacadeDeps): void {
+/**
+ * Says whose a request is, or refuses it, before its body is read. A preflight cannot carry a credential, and 404 and 405
+ * tell nothing.
+ */
+function addAuthentication(app: FastifyInstance, { authenticate, proxies, tenantLimits, metrics }: FacadeDeps): void {
   app.decorateRequest('tenant', '');
-  app.addHook('onRequest', async (request, reply) => {
-    if (request.is404 || request.method === 'OPTIONS' || OPEN_ROUTES.has(request.routeOptions.url)) return;
+  app.decorateRequest('admission', undefined);
+  const admit = (request: FastifyRequest, reply: FastifyReply): BatonError | undefined => {
+    const named = takeProxyHeaders(proxies(), request.raw);
+    if (request.is404 || request.method === 'OPTIONS' || OPEN_ROUTES.has(request.routeOptions.url)) return undefined;
     const result = authenticate(request.headers);
-    if (result.kind === 'ok') {
-      request.tenant = result.tenant;
-      return;
-    }
-    metrics.failed(result.error.reason);
-    return refuseEarly(result.error, reply);
+    if (result.kind === 'refused') return result.error;
+    request.tenant = named ?? result.tenant;
+    if (!Object.hasOwn(GENERATE_ROUTES, request.routeOptions.url ?? '')) return undefined;
+    const admission = tenantLimits.admit(request.tenant);
+    if (admission instanceof BatonError) return admission;
+    request.admission = admission;
+    reply.raw.once('close', () => admission.leave());
+    return undefined;
+  };
+  app.addHook('onRequest', async (request, reply) => {
+    const refused = admit(request, reply);
+    if (refused === undefined) return;
+    metrics.failed(refused.reason);
+    return refuseEarly(refused, reply);
   });
 }
 

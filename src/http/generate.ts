@@ -84,6 +84,7 @@ export async function serveGenerate(
   try {
     const parsed = readBody(deps, api, request);
     facts = parsed.facts;
+    request.admission?.reserve(parsed.body.byteLength / BYTES_PER_TOKEN);
     if (facts.continues && facts.conversationId === '') warnUnnamed(deps);
     report = await handOver(deps.handOver, toGenerateRequest(deps, api, request, requestId, parsed, timeline), sink);
     refusal = report.refusal;
@@ -107,7 +108,19 @@ export async function serveGenerate(
     sink.write(body);
     sink.end();
   }
+  request.admission?.settle(tokensOf(request, report, sink));
   record(deps, { api, requestId, timeline, facts, report, refusal, sink });
+}
+
+/** Bytes of a body that count as a token as long as no engine has said how many there are. */
+const BYTES_PER_TOKEN = 4;
+
+/** Tokens that a request has used, none if it failed. A stream that tells no usage, or whose client left, has one an event. */
+function tokensOf({ body }: FastifyRequest, report: HandOverReport | undefined, sink: ReplySink): number {
+  if (report === undefined || report.legs.length === 0 || (sink.status !== 200 && sink.status !== 0)) return 0;
+  const usage = report.reply?.usage;
+  const prompt = usage?.promptTokens ?? (body instanceof Uint8Array ? body.byteLength : 0) / BYTES_PER_TOKEN;
+  return prompt + (usage?.completionTokens ?? sink.pieces);
 }
 
 const SHUTTING_DOWN = new BatonError({

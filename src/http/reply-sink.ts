@@ -34,6 +34,7 @@ export class ReplySink implements ClientSink {
   readonly #left = new AbortController();
   #status = 0;
   #isStream = false;
+  #pieces = 0;
 
   constructor(response: ServerResponse, options: ReplySinkOptions) {
     this.#response = response;
@@ -67,6 +68,11 @@ export class ReplySink implements ClientSink {
     return this.#status;
   }
 
+  /** How many times something was written. */
+  get pieces(): number {
+    return this.#pieces;
+  }
+
   start(status: number, headers: Readonly<Record<string, string>>): void {
     this.#status = status;
     this.#isStream = /^text\/event-stream\b/i.test(headers['content-type'] ?? '');
@@ -76,6 +82,7 @@ export class ReplySink implements ClientSink {
   write(bytes: Uint8Array | string): void {
     if (this.#response.destroyed || bytes.length === 0) return;
     this.#options.onBytes(bytes.length);
+    this.#pieces += 1;
     this.#response.write(bytes);
   }
 

@@ -6,12 +6,13 @@ import { derive, follow, type Settings } from '../config/settings.ts';
 import { CONNECTORS } from '../connectors/index.ts';
 import { buildChain } from '../core/chain.ts';
 import { findsByHistory, type LinkRules } from '../core/link.ts';
-import { type ApiKeys, parseApiKeys } from '../core/tenant.ts';
+import { type ApiKeys, parseApiKeys, type TenantLimit } from '../core/tenant.ts';
 import type { EngineClient } from '../engine/client.ts';
 import { createAuthenticate } from '../http/authenticate.ts';
 import { buildFacade, type StoreHealth } from '../http/facade.ts';
 import type { GenerateDeps } from '../http/generate.ts';
 import type { ReplySink } from '../http/reply-sink.ts';
+import { type ProxyRules, trustedPeers } from '../http/tenant-header.ts';
 import type { Logger } from '../obs/log.ts';
 import { createLogLimit } from '../obs/log-limit.ts';
 import type { Metrics } from '../obs/metrics.ts';
@@ -24,6 +25,7 @@ import { ReportSender } from '../services/report-sender.ts';
 import { RetryBudget } from '../services/retry-budget.ts';
 import { sha256 } from '../services/sha256.ts';
 import { SilenceWatch } from '../services/silence-watch.ts';
+import { TenantLimits } from '../services/tenant-limits.ts';
 import type { EngineHeadersOf } from './credentials.ts';
 import { type RouterLink, routerError } from './router-link.ts';
 import { watchKeys } from './watched-files.ts';
@@ -58,12 +60,34 @@ export function buildFacadeOf(parts: FacadeParts): FastifyInstance {
     log,
     version,
     authenticate: createAuthenticate(watchApiKeys(parts)),
+    proxies: proxyRules(settings),
+    tenantLimits: new TenantLimits(tenantLimitOf(settings), () => performance.now()),
     storeHealth,
     isStopping: parts.isStopping,
     isRouterAway: () => parts.routerCheck?.isAway === true,
     bodyLimitBytes: config.facade.bodyLimitBytes,
     exposeMetrics: config.facade.metrics,
   });
+}
+
+function proxyRules(settings: Settings): () => ProxyRules {
+  return derive(
+    settings,
+    ({ tenant }) => tenant,
+    ({ header, trustedProxies }) => ({ header, trusted: trustedPeers(trustedProxies) }),
+  );
+}
+
+function tenantLimitOf(settings: Settings): (tenant: string) => TenantLimit {
+  const limits = derive(
+    settings,
+    ({ tenant }) => tenant,
+    ({ limits: all, ownLimits }) => ({
+      all: { ...all },
+      own: new Map(Object.entries(ownLimits).map(([name, own]) => [name, { ...own }])),
+    }),
+  );
+  return (tenant) => limits().own.get(tenant) ?? limits().all;
 }
 
 /** What a request works with: it keeps the settings with which it began. */

@@ -98,13 +98,23 @@ describe('with a file of keys', () => {
     expect(`${metrics}${JSON.stringify(keyed.log)}`).not.toMatch(/sk-test/);
   });
 
-  test('a key that is added to the file counts, and one that is taken out does not any more', async () => {
+  test('a key that is added to the file counts; one that is taken out ends with the reply that it has', async () => {
     const line = (tenant: string, key: string) =>
       `${tenant} sha256:${createHash('sha256').update(key).digest('hex')}\n`;
     const status = async (key: string) => (await fetch(`${keyed.url}/v1/models`, bearer(key))).status;
+    const held = Promise.withResolvers<void>();
+    const event = (text: string) => `data: {"choices":[{"index":0,"delta":{"content":"${text}"}}]}\n\n`;
+    keyed.d.answer = (response) => {
+      response.writeHead(200, { 'content-type': 'text/event-stream' }).write(event('one'));
+      void held.promise.then(() => response.end(`${event('two')}data: [DONE]\n\n`));
+    };
+    const body = JSON.stringify({ model: STUB_MODEL, messages, stream: true });
+    const running = await fetch(`${keyed.url}/v1/chat/completions`, { method: 'POST', body, ...bearer(KEY) });
     writeFileSync(join(folder, 'keys.txt'), line('team-b', OTHER));
     await expect.poll(() => status(OTHER), { timeout: 5000 }).toBe(200);
     expect(await status(KEY)).toBe(401);
+    held.resolve();
+    expect(await running.text()).toBe(`${event('one')}${event('two')}data: [DONE]\n\n`);
     writeFileSync(join(folder, 'keys.txt'), line('team-a', KEY));
     await expect.poll(() => status(KEY), { timeout: 5000 }).toBe(200);
   });

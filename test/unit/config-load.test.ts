@@ -109,6 +109,11 @@ describe('defaults', () => {
       instanceDefaults: { prefill: POOL, decode: POOL, both: POOL },
       discovery: { dns: { prefill: [], decode: [], both: [] }, dnsIntervalMs: 10_000 },
       registry: {},
+      tenant: {
+        trustedProxies: [],
+        limits: { requestsPerMinute: 0, tokensPerMinute: 0, concurrency: 0 },
+        ownLimits: {},
+      },
       lmcache: {
         proxyHost: 'localhost',
         proxyPort: 8500,

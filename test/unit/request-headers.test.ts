@@ -34,6 +34,9 @@ describe('forwardedHeaders', () => {
     'cookie',
     'x-request-id',
     'x-baton-debug',
+    'x-prefiller-url',
+    'x-prefiller-host-port',
+    'x-gateway-destination-endpoint',
   ])('drops %s', (name) => {
     expect(forwardedHeaders({ [name]: 'x', kept: '1' })).toEqual({ kept: '1' });
   });
