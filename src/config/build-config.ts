@@ -3,7 +3,7 @@ import type { TenantLimit } from '../core/tenant.ts';
 import type { ValkeySettings } from '../core/valkey-settings.ts';
 import type { BuildInput, Built, Sink } from './build-input.ts';
 import { checkTogether } from './check-together.ts';
-import type { Config, InstanceConfig, RoleName } from './config.ts';
+import type { Config, InstanceConfig, JwtConfig, RoleName } from './config.ts';
 import type { DiscoveryConfig, InstanceDefaults } from './discovery.ts';
 import { buildInstances, placeOfInstance, poolDefaults } from './instances.ts';
 import { buildReceivers, type LmcacheConfig } from './lmcache.ts';
@@ -32,7 +32,10 @@ export function buildConfig(input: BuildInput): Built {
       streamBufferBytes: file.facade.stream_buffer,
       metrics: file.facade.metrics,
     },
-    auth: file.auth.api_keys_file === undefined ? {} : { apiKeysFile: file.auth.api_keys_file },
+    auth: {
+      ...(file.auth.api_keys_file === undefined ? {} : { apiKeysFile: file.auth.api_keys_file }),
+      ...readJwt(input, sink),
+    },
     tenant: readTenant(input, sink),
     rpc: readRpc(input, sink),
     rpcClient: readRpcClient(input, sink),
@@ -161,6 +164,43 @@ function readSecret(env: BuildInput['env'], name: string, sink: Sink): string | 
   const parsed = parseSecret(raw);
   if (parsed.kind === 'bad') sink.problems.push({ where: name, message: parsed.message });
   return parsed.kind === 'ok' ? parsed.value : undefined;
+}
+
+/** Names of algorithms as tokens have them. */
+const ALGORITHM_NAMES: Readonly<Record<string, string>> = { eddsa: 'EdDSA', ed25519: 'Ed25519' };
+
+function readJwt({ file, locate }: BuildInput, sink: Sink): { readonly jwt?: JwtConfig } {
+  const { jwks_url: url, jwks_file: keyFile, issuer, audience = [], ...jwt } = file.auth.jwt;
+  const at = (key: string) => locate(['auth', 'jwt', key]);
+  const keys = url !== undefined ? { url } : keyFile !== undefined ? { file: keyFile } : undefined;
+  if (url !== undefined && keyFile !== undefined) {
+    sink.problems.push({ where: at('jwks_file'), message: 'the keys are at an address or in a file: leave one out' });
+  }
+  if (keys === undefined) {
+    const given = issuer !== undefined ? 'issuer' : audience.length > 0 ? 'audience' : undefined;
+    const message = 'needs the keys of the issuer: give --jwks-url or --jwks-file (auth.jwt)';
+    if (given !== undefined) sink.problems.push({ where: at(given), message });
+    return {};
+  }
+  for (const [key, flag] of [
+    ['issuer', '--jwt-issuer'],
+    ['audience', '--jwt-audience'],
+  ] as const) {
+    if (key === 'issuer' ? issuer !== undefined : audience.length > 0) continue;
+    const message = `tokens need auth.jwt.${key} (${flag}): without it those made for others would count`;
+    sink.problems.push({ where: at(url === undefined ? 'jwks_file' : 'jwks_url'), message });
+  }
+  return {
+    jwt: {
+      keys,
+      issuer: issuer ?? '',
+      audience,
+      algorithms: jwt.algorithms.map((name) => ALGORITHM_NAMES[name] ?? name.toUpperCase()),
+      tenantClaim: jwt.tenant_claim,
+      clockToleranceMs: jwt.clock_tolerance,
+      refreshMs: jwt.refresh,
+    },
+  };
 }
 
 function readTenant({ file, locate }: BuildInput, sink: Sink): Config['tenant'] {

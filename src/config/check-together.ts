@@ -171,7 +171,7 @@ function checkTenants({ roles, auth, tenant }: Config, input: BuildInput, sink: 
   const hasLimits = [tenant.limits, ...Object.values(tenant.ownLimits)].some((limit) =>
     Object.values(limit).some((value) => value > 0),
   );
-  const isKnown = auth.apiKeysFile !== undefined || tenant.header !== undefined;
+  const isKnown = auth.apiKeysFile !== undefined || auth.jwt !== undefined || tenant.header !== undefined;
   if (!hasLimits || isKnown || !roles.includes('facade')) return;
   sink.warnings.push({
     where: input.locate(['tenant']),
@@ -181,8 +181,9 @@ function checkTenants({ roles, auth, tenant }: Config, input: BuildInput, sink: 
 }
 
 function checkAuth(config: Config, input: BuildInput, sink: Sink): void {
-  if (config.auth.apiKeysFile === undefined) return;
-  const where = input.locate(['auth', 'api_keys_file']);
+  const { apiKeysFile, jwt } = config.auth;
+  if (apiKeysFile === undefined && jwt === undefined) return;
+  const where = input.locate(apiKeysFile === undefined ? ['auth', 'jwt'] : ['auth', 'api_keys_file']);
   if (!config.roles.includes('facade')) {
     sink.warnings.push({ where, message: 'has no effect, because the facade does not run here (--roles)' });
   } else if (config.engineAuth === 'forward') {

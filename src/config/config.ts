@@ -32,6 +32,18 @@ export interface RpcConfig extends ListenConfig {
   readonly tls?: { readonly cert: string; readonly key: string; readonly clientCa?: string };
 }
 
+/** Signed tokens of clients; times in milliseconds. */
+export interface JwtConfig {
+  /** Where the keys of the issuer are: an address, or a file. */
+  readonly keys: { readonly url: string } | { readonly file: string };
+  readonly issuer: string;
+  readonly audience: readonly string[];
+  readonly algorithms: readonly string[];
+  readonly tenantClaim: string;
+  readonly clockToleranceMs: number;
+  readonly refreshMs: number;
+}
+
 /** Who may say which tenant a request is of, and what tenants may use. */
 export interface TenantConfig {
   /** Header in which trusted proxies name the tenant. */
@@ -77,6 +89,7 @@ export interface Config {
   readonly auth: {
     /** File with the hashes of clients' keys; absent: clients need none. */
     readonly apiKeysFile?: string;
+    readonly jwt?: JwtConfig;
   };
   readonly tenant: TenantConfig;
   readonly rpc: RpcConfig;

@@ -60,3 +60,16 @@ export function hostPortUrl(host: string, port: number): Parsed<string> {
 export function isLoopback(host: string): boolean {
   return host === 'localhost' || host === '::1' || /^127\.\d+\.\d+\.\d+$/.test(host);
 }
+
+/** Reads the address of a key set: `https:`, because by http: somebody else could give his own keys, or this machine's. */
+export function parseKeySetUrl(raw: unknown): Parsed<string> {
+  const text = typeof raw === 'string' ? raw.trim() : '';
+  if (!URL.canParse(text)) return bad('expected a URL like "https://issuer.example/.well-known/jwks.json"');
+  const url = new URL(text);
+  if (url.username !== '' || url.password !== '') return bad('expected a URL without user and password');
+  const isNear = isLoopback(url.hostname.replace(/^\[(.*)\]$/, '$1'));
+  if (url.protocol === 'https:' || (url.protocol === 'http:' && isNear)) return ok(text);
+  return bad(
+    'expected https://, because keys that come by http:// can be those of anybody on the way; or give jwks_file',
+  );
+}

@@ -3,7 +3,7 @@ import { isTenantName } from '../core/tenant.ts';
 import { ROLE_NAMES, type RoleName } from './config.ts';
 import { discoveryKeys } from './discovery.ts';
 import { type FieldDoc, field, live, optional, reader, section } from './fields.ts';
-import { parsePeerUrl, parseServerUrl } from './instance-url.ts';
+import { parseKeySetUrl, parsePeerUrl, parseServerUrl } from './instance-url.ts';
 import { instanceLmcacheKeys, lmcacheKeys } from './lmcache.ts';
 import { parseHostPort, parsePrefix, parseValkeyUrl } from './valkey.ts';
 import {
@@ -99,6 +99,21 @@ const tenantLimits = {
   tokens_per_minute: countParser(0, MAX_COUNT),
   concurrency: countParser(0, MAX_COUNT),
 };
+
+/** Signatures that only the issuer can make, in lower case. */
+const ALGORITHMS = [
+  'rs256',
+  'rs384',
+  'rs512',
+  'ps256',
+  'ps384',
+  'ps512',
+  'es256',
+  'es384',
+  'es512',
+  'eddsa',
+  'ed25519',
+] as const;
 
 const parseTenant: ValueParser<string> = (raw) =>
   typeof raw === 'string' && isTenantName(raw) ? ok(raw) : bad(`expected the name of a tenant, got ${show(raw)}`);
@@ -211,6 +226,28 @@ export const fileSchema = z.strictObject({
       'none',
       "File with the hashes of clients' keys; with it a client needs one of these keys.",
     ),
+    jwt: section({
+      jwks_url: optional(
+        parseKeySetUrl,
+        'none',
+        'Address of the keys of an issuer (JWKS); with it a client may show a token (JWT) of this issuer.',
+      ),
+      jwks_file: optional(parseText, 'none', 'File with these keys, instead of an address.'),
+      issuer: optional(parseText, 'none', 'The issuer, `iss` of its tokens.'),
+      audience: optional(listParser(parseText), 'none', 'Audiences, `aud`; a token has to be for one of them.'),
+      tenant_claim: field(parseText, 'sub', 'Claim of a token that names the tenant.'),
+      algorithms: field(
+        listParser(choiceParser(ALGORITHMS)),
+        ['rs256', 'ps256', 'es256', 'es384', 'eddsa'],
+        'Ways of signing that count; none of them has a shared secret.',
+      ),
+      clock_tolerance: field(parseDuration, '30s', 'How wrong clocks may be.'),
+      refresh: field(
+        parseDuration,
+        '10m',
+        'Until the keys are read again from their address; 0: only at the start and for a key that is not known.',
+      ),
+    }),
   }),
   tenant: live(
     section({
@@ -301,7 +338,7 @@ export const fileSchema = z.strictObject({
     field(
       choiceParser(['auto', 'replace', 'forward', 'strip']),
       'auto',
-      "The client's `Authorization` toward engines; `auto` is `replace` when a key for the engine is set, else `forward`, or `strip` with `auth.api_keys_file`.",
+      "The client's `Authorization` toward engines; `auto` is `replace` when a key for the engine is set, else `forward`, or `strip` where clients need keys or tokens (`auth`).",
     ),
   ),
   kv: section({

@@ -51,6 +51,7 @@ export const ERROR_REASONS = {
   ROUTER_UNAVAILABLE: { code: 'unavailable', httpStatus: 503, type: 'service_unavailable_error' },
   STORE_UNAVAILABLE: { code: 'unavailable', httpStatus: 503, type: 'service_unavailable_error' },
   CREDENTIAL_REQUIRED: { code: 'unauthenticated', httpStatus: 401, type: 'authentication_error' },
+  AUTH_UNAVAILABLE: { code: 'unavailable', httpStatus: 503, type: 'service_unavailable_error' },
   OPERATOR_REQUIRED: { code: 'permission_denied', httpStatus: 403, type: 'permission_error' },
   TENANT_FORBIDDEN: { code: 'permission_denied', httpStatus: 403, type: 'permission_error' },
   IDEMPOTENCY_KEY_REUSED: { code: 'aborted', httpStatus: 409, type: 'invalid_request_error' },

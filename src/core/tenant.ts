@@ -2,6 +2,7 @@
 export const ANONYMOUS = 'anonymous';
 
 const PREFIX = 'cred-';
+const CLAIM_PREFIX = 'jwt-';
 
 /** What one tenant may use; 0 is no limit. */
 export interface TenantLimit {
@@ -56,7 +57,7 @@ export function isTenantName(name: string): boolean {
 }
 
 function isReserved(name: string): boolean {
-  return name === ANONYMOUS || name.startsWith(PREFIX);
+  return name === ANONYMOUS || name.startsWith(PREFIX) || name.startsWith(CLAIM_PREFIX);
 }
 
 /** Reads `<tenant> sha256:<64 hex>` lines; blank lines and what follows a `#` do not count. */
@@ -127,7 +128,7 @@ function mistakeIn(
   }
   // These are what clients without keys get; a named tenant must not be one that others can take.
   if (isReserved(tenant)) {
-    return `a tenant cannot be called "${ANONYMOUS}" or begin with "${PREFIX}"; choose another name`;
+    return `a tenant cannot be called "${ANONYMOUS}" or begin with "${PREFIX}" or "${CLAIM_PREFIX}"; choose another name`;
   }
   const first = lineOf.get(digest.toLowerCase());
   return first === undefined ? undefined : `this key is already in line ${first}; a key belongs to one tenant`;
@@ -141,6 +142,11 @@ export function bearerKey(authorization: string | undefined): string | undefined
 /** What identifies a client where no keys are configured: its bearer key, else its whole Authorization header. */
 export function presentedCredential(authorization: string | undefined): string | undefined {
   return authorization === '' ? undefined : (bearerKey(authorization) ?? authorization);
+}
+
+/** Tenant that a token's claim names: that name, or a hash of what can be none, such as `auth0|5f7c` or a mail address. */
+export function claimTenant(claim: string, sha256Hex: (text: string) => string): string {
+  return isTenantName(claim) ? claim : `${CLAIM_PREFIX}${sha256Hex(claim).slice(0, 32)}`;
 }
 
 /** Tenant of an unchecked credential by its SHA-256 in hex: distinct credentials share nothing. */

@@ -154,10 +154,10 @@ const OPEN_ROUTES: ReadonlySet<string | undefined> = new Set([
 function addAuthentication(app: FastifyInstance, { authenticate, proxies, tenantLimits, metrics }: FacadeDeps): void {
   app.decorateRequest('tenant', '');
   app.decorateRequest('admission', undefined);
-  const admit = (request: FastifyRequest, reply: FastifyReply): BatonError | undefined => {
+  const admit = async (request: FastifyRequest, reply: FastifyReply): Promise<BatonError | undefined> => {
     const named = takeProxyHeaders(proxies(), request.raw);
     if (request.is404 || request.method === 'OPTIONS' || OPEN_ROUTES.has(request.routeOptions.url)) return undefined;
-    const result = authenticate(request.headers);
+    const result = await authenticate(request.headers);
     if (result.kind === 'refused') return result.error;
     request.tenant = named ?? result.tenant;
     if (!Object.hasOwn(GENERATE_ROUTES, request.routeOptions.url ?? '')) return undefined;
@@ -168,7 +168,7 @@ function addAuthentication(app: FastifyInstance, { authenticate, proxies, tenant
     return undefined;
   };
   app.addHook('onRequest', async (request, reply) => {
-    const refused = admit(request, reply);
+    const refused = await admit(request, reply);
     if (refused === undefined) return;
     metrics.failed(refused.reason);
     return refuseEarly(refused, reply);

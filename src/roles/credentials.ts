@@ -52,7 +52,7 @@ export function engineHeadersOf(settings: Settings, credentialsOf: CredentialsOf
       mode: config.engineAuth,
       engineKey: instance?.apiKey ?? config.openaiApiKey,
       clientAuthorization,
-      batonAuthenticates: config.auth.apiKeysFile !== undefined,
+      batonAuthenticates: config.auth.apiKeysFile !== undefined || config.auth.jwt !== undefined,
     });
     return { headers: { ...instance?.headers, ...(authorization === undefined ? {} : { authorization }) }, auth };
   };

@@ -1,14 +1,16 @@
 import { create } from '@bufbuild/protobuf';
 import type { FastifyInstance } from 'fastify';
 import { TokenChainSchema } from '../../gen/baton/v1/tokens_pb.ts';
-import type { Config } from '../config/config.ts';
+import { fetchKeySet, KeyCache, parseKeySet, type TokenKeys } from '../auth/key-cache.ts';
+import { createCheckToken, looksLikeToken } from '../auth/tokens.ts';
+import type { Config, JwtConfig } from '../config/config.ts';
 import { derive, follow, type Settings } from '../config/settings.ts';
 import { CONNECTORS } from '../connectors/index.ts';
 import { buildChain } from '../core/chain.ts';
 import { findsByHistory, type LinkRules } from '../core/link.ts';
 import { type ApiKeys, parseApiKeys, type TenantLimit } from '../core/tenant.ts';
 import type { EngineClient } from '../engine/client.ts';
-import { createAuthenticate } from '../http/authenticate.ts';
+import { createAuthenticate, type TokenCheck } from '../http/authenticate.ts';
 import { buildFacade, type StoreHealth } from '../http/facade.ts';
 import type { GenerateDeps } from '../http/generate.ts';
 import type { ReplySink } from '../http/reply-sink.ts';
@@ -28,7 +30,7 @@ import { SilenceWatch } from '../services/silence-watch.ts';
 import { TenantLimits } from '../services/tenant-limits.ts';
 import type { EngineHeadersOf } from './credentials.ts';
 import { type RouterLink, routerError } from './router-link.ts';
-import { watchKeys } from './watched-files.ts';
+import { watchFiles, watchKeys } from './watched-files.ts';
 
 /** What the facade of a process is made of. */
 export interface FacadeParts extends RouterLink {
@@ -59,7 +61,7 @@ export function buildFacadeOf(parts: FacadeParts): FastifyInstance {
     metrics,
     log,
     version,
-    authenticate: createAuthenticate(watchApiKeys(parts)),
+    authenticate: createAuthenticate(watchApiKeys(parts), tokenCheck(parts)),
     proxies: proxyRules(settings),
     tenantLimits: new TenantLimits(tenantLimitOf(settings), () => performance.now()),
     storeHealth,
@@ -181,6 +183,35 @@ function watchApiKeys({ settings, log, stack }: FacadeParts): () => ApiKeys | un
   if (apiKeysFile === undefined) return () => undefined;
   const watched = stack.use(watchKeys('auth.api_keys_file', apiKeysFile, parseApiKeys, log));
   return () => watched.current;
+}
+
+/** The check of tokens, by the issuer's keys as they are, or were read last. */
+function tokenCheck({ settings, log, stack }: FacadeParts): TokenCheck | undefined {
+  const { jwt } = settings.current.auth;
+  if (jwt === undefined) return undefined;
+  return { looksLikeToken, check: createCheckToken(jwt, tokenKeys(jwt, log, stack)) };
+}
+
+/** An answer of the issuer; a look that failed is repeated; and looks for keys that are not known, milliseconds. */
+const KEYS_TIMEOUT_MS = 5_000;
+const KEYS_RETRY_MS = 10_000;
+const KEYS_COOLDOWN_MS = 30_000;
+
+function tokenKeys({ keys, refreshMs }: JwtConfig, log: Logger, stack: AsyncDisposableStack): TokenKeys {
+  if ('url' in keys) {
+    return stack.use(
+      new KeyCache({
+        read: () => fetchKeySet(keys.url, KEYS_TIMEOUT_MS),
+        refreshMs,
+        retryMs: KEYS_RETRY_MS,
+        cooldownMs: KEYS_COOLDOWN_MS,
+        log,
+      }),
+    );
+  }
+  const files = [{ name: 'auth.jwt.jwks_file', path: keys.file }];
+  const watched = stack.use(watchFiles({ files, make: ([text = '']) => parseKeySet(text), log }));
+  return { current: async () => watched.current, lookAgain: async () => false };
 }
 
 /** The router that this facade asks is taken to have the policies of this process' own settings. */

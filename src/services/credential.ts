@@ -7,6 +7,11 @@ export function hashCredential(key: string): string {
   return createHash('sha256').update(key, 'latin1').digest('hex');
 }
 
+/** SHA-256 of a text in lower-case hex. */
+export function sha256Hex(text: string): string {
+  return createHash('sha256').update(text).digest('hex');
+}
+
 /** Tenant of a caller that needs no key: told apart by what it shows. */
 export function presentedTenant(authorization: string | undefined): string {
   const credential = presentedCredential(authorization);

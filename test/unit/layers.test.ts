@@ -78,6 +78,8 @@ const TABLE: Readonly<Record<string, Row>> = {
     packages: [PROTOBUF, 'node:crypto'],
     packageTypes: CONNECT,
   },
+  // Tokens of clients; the one place that loads jose.
+  auth: { areas: ['core', 'obs', 'services/credential'], packages: ['jose', 'node:'] },
   http: {
     areas: ['services', 'core', 'gen', 'call', 'obs', 'config/instance-url'],
     types: ['config'],

@@ -63,15 +63,16 @@ describe('the file of keys', () => {
       `${'x'.repeat(65)} sha256:${A}`,
       `anonymous sha256:${A}`,
       `cred-1 sha256:${A}`,
+      `jwt-1 sha256:${A}`,
       `ok sha256:${A}`,
       `other sha256:${A.toUpperCase()}`,
     ].join('\n');
     const found = mistakes(text);
     expect(found.map((line) => line.split(': ', 1)[0])).toEqual(
-      [1, 2, 3, 4, 5, 6, 7, 8, 10].map((line) => `keys.txt:${line}`),
+      [1, 2, 3, 4, 5, 6, 7, 8, 9, 11].map((line) => `keys.txt:${line}`),
     );
     expect(found[0]).toContain('baton hash-key');
-    expect(found.at(-1)).toContain('already in line 9');
+    expect(found.at(-1)).toContain('already in line 10');
     expect(found.join('\n')).not.toMatch(/secret|[0-9a-f]{20}/i);
   });
 
@@ -97,8 +98,8 @@ describe('with keys', () => {
     'Bearer key-A',
     'Bearer key-a x',
     `Bearer ${A}`,
-  ])('%j is refused', (authorization) => {
-    const result = authenticate(authorization === undefined ? {} : { authorization });
+  ])('%j is refused', async (authorization) => {
+    const result = await authenticate(authorization === undefined ? {} : { authorization });
     if (result.kind === 'ok') throw new Error('was let in');
     const { headers, body } = renderRefusal(refusalOf(result.error));
     expect(result.error.httpStatus).toBe(401);
@@ -115,11 +116,11 @@ describe('with keys', () => {
     expect(createAuthenticate(() => keys)({ authorization })).toEqual({ kind: 'ok', tenant: 'team-f' });
   });
 
-  test('other keys hold from the next request on', () => {
+  test('other keys hold from the next request on', async () => {
     let keys = new Map([[A, 'team-a']]);
     const later = createAuthenticate(() => keys);
     keys = new Map([[B, 'team-b']]);
-    expect(later({ authorization: 'Bearer key-a' }).kind).toBe('refused');
+    expect((await later({ authorization: 'Bearer key-a' })).kind).toBe('refused');
     expect(later({ authorization: 'Bearer key-b' })).toEqual({ kind: 'ok', tenant: 'team-b' });
   });
 
@@ -132,21 +133,21 @@ describe('with keys', () => {
 
 describe('without keys', () => {
   const authenticate = createAuthenticate(() => undefined);
-  const tenant = (authorization?: string) => {
-    const result = authenticate(authorization === undefined ? {} : { authorization });
+  const tenant = async (authorization?: string) => {
+    const result = await authenticate(authorization === undefined ? {} : { authorization });
     return result.kind === 'ok' ? result.tenant : result.error.reason;
   };
 
-  test('the tenant is a hash of the credential, whose spelling of "Bearer" does not count', () => {
-    expect(tenant('Bearer key-a')).toBe(`cred-${A.slice(0, 32)}`);
-    expect(tenant('bearer  key-a')).toBe(tenant('Bearer key-a'));
-    expect(tenant('Bearer key-b')).not.toBe(tenant('Bearer key-a'));
-    expect(tenant('Basic key-a')).not.toBe(tenant('Bearer key-a'));
-    expect(tenant('Basic a b')).not.toBe(tenant('Basic a c'));
+  test('the tenant is a hash of the credential, whose spelling of "Bearer" does not count', async () => {
+    expect(await tenant('Bearer key-a')).toBe(`cred-${A.slice(0, 32)}`);
+    expect(await tenant('bearer  key-a')).toBe(await tenant('Bearer key-a'));
+    expect(await tenant('Bearer key-b')).not.toBe(await tenant('Bearer key-a'));
+    expect(await tenant('Basic key-a')).not.toBe(await tenant('Bearer key-a'));
+    expect(await tenant('Basic a b')).not.toBe(await tenant('Basic a c'));
   });
 
-  test('nobody is refused, and no credential is nobody', () => {
-    expect([tenant(), tenant('')]).toEqual(['anonymous', 'anonymous']);
+  test('nobody is refused, and no credential is nobody', async () => {
+    expect([await tenant(), await tenant('')]).toEqual(['anonymous', 'anonymous']);
   });
 });
 
