@@ -24,8 +24,7 @@ import { buildRouter } from './roles/router.ts';
 import { linkRouter } from './roles/router-link.ts';
 import { openRpc, watchCallers } from './roles/rpc-port.ts';
 import { startSources } from './roles/sources.ts';
-import { openStore } from './roles/store.ts';
-import { ServerBreaker } from './rpc/breaker.ts';
+import { openStore, watchStore } from './roles/store.ts';
 import { createDirectClient } from './rpc/direct-client.ts';
 import { batonErrorFrom } from './rpc/errors.ts';
 import type { RpcServices } from './rpc/routes.ts';
@@ -100,7 +99,7 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   }
   // A store alone serves whoever calls it and looks at no engine.
   const storeOnly = config.roles.every((role) => role === 'kvstore');
-  const view: WatchedView = registry ?? (storeOnly ? NO_POOLS : watchRemote(settings, connectTo, stack));
+  const view: WatchedView = registry ?? (storeOnly ? NO_POOLS : watchRemote(settings, connectTo, log, stack));
   watchPools(metrics, view);
 
   if (has('kvstore')) keepCollectionsShort();
@@ -109,9 +108,7 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   // without one.
   const store =
     localStore?.client ??
-    (config.kvstoreUrl === undefined
-      ? undefined
-      : connectTo(config.kvstoreUrl, { breaker: storeBreaker(metrics, log) }).kvCacheStore);
+    (config.kvstoreUrl === undefined ? undefined : connectTo(config.kvstoreUrl, watchStore(metrics, log)).kvCacheStore);
   if (store !== undefined && !storeOnly) stack.use(new OwnerWatch(store, view));
   const releaseParts = store === undefined ? undefined : { settings, view, store, localStore, metrics, log, stack };
   const pins = releaseParts === undefined || storeOnly ? undefined : watchPins(releaseParts, registry);
@@ -229,17 +226,6 @@ function followAtOnce(
 }
 
 const ADMIN_DRAIN_MS = 1_000;
-
-/** A store that does not answer is left alone for a moment: each request would else wait for it in vain. */
-function storeBreaker(metrics: Metrics, log: Logger): ServerBreaker {
-  return new ServerBreaker({
-    onChange(event) {
-      metrics.storeBreaker(event);
-      if (event === 'open') log.warn('the store does not answer; requests run without reuse until it does');
-      if (event === 'closed') log.info('the store answers again');
-    },
-  });
-}
 
 type WatchedView = InstanceView & { readonly stale?: boolean };
 

@@ -7,7 +7,7 @@ import { checkPem } from './pem.ts';
 import { watchFiles } from './watched-files.ts';
 
 /** Makes clients of another process; the stack closes them. */
-export type ConnectTo = (url: string | undefined, options?: Pick<RemoteOptions, 'breaker'>) => RemoteServices;
+export type ConnectTo = (url: string | undefined, options?: Pick<RemoteOptions, 'breaker' | 'onEnd'>) => RemoteServices;
 
 /** Reads what this process shows to others; nothing is read, and nothing watched, before the first connection. */
 export function createPeers(config: Config['rpcClient'], log: Logger, stack: AsyncDisposableStack): ConnectTo {

@@ -14,6 +14,7 @@ import { PoolRegistryService } from '../services/registry/pool-registry.ts';
 import { RemoteView } from '../services/remote-view.ts';
 import { startSimPools } from '../sim/pools.ts';
 import { POOL_OF } from './credentials.ts';
+import { PeerLog } from './peer-log.ts';
 import type { ConnectTo } from './peers.ts';
 
 /** Starts the simulated engines of `--sim`. */
@@ -93,9 +94,14 @@ export function registryElsewhere(config: Config, connectTo: ConnectTo): Client<
 }
 
 /** A process without a registry watches the one that its router uses, unless told another. */
-export function watchRemote(settings: Settings, connectTo: ConnectTo, stack: AsyncDisposableStack): RemoteView {
+export function watchRemote(
+  settings: Settings,
+  connectTo: ConnectTo,
+  log: Logger,
+  stack: AsyncDisposableStack,
+): RemoteView {
   return stack.use(
-    new RemoteView(registryElsewhere(settings.current, connectTo), {
+    new RemoteView(registryElsewhere(settings.current, connectTo), new PeerLog(log, 'registry').note, {
       health: follow(() => settings.current.health),
       async look({ role, url }, signal) {
         const { health: limits, instanceDefaults } = settings.current;

@@ -7,9 +7,10 @@ import type { Logger } from '../obs/log.ts';
 import type { FaultSink } from '../rpc/bind.ts';
 import type { RemoteServices } from '../rpc/clients.ts';
 import { createDirectClient } from '../rpc/direct-client.ts';
-import { batonErrorFrom } from '../rpc/errors.ts';
+import { batonErrorFrom, isRefusal } from '../rpc/errors.ts';
 import type { RouterService } from '../services/router.ts';
 import { RouterCheck } from '../services/router-check.ts';
+import { PeerLog } from './peer-log.ts';
 import type { ConnectTo } from './peers.ts';
 
 /** The router of a facade. */
@@ -30,15 +31,16 @@ export function linkRouter(
 ): RouterLink {
   if (local !== undefined) return { router: createDirectClient(Router, local, onFault), routerCheck: undefined };
   const { health, router } = connectTo(settings.current.routerUrl);
-  let told = '';
+  const { note } = new PeerLog(log, 'router');
   const ask = async (signal: AbortSignal) => {
-    const refusal = await refusalOf(router, signal);
-    if (refusal !== '' && refusal !== told) log.error({ cause: refusal }, REFUSED);
-    told = refusal;
-    return refusal === '' && (await serves(health, signal));
+    await throwRefusal(router, signal);
+    const isServing = await serves(health, signal);
+    if (isServing) note(undefined);
+    return isServing;
   };
   const routerCheck = new RouterCheck({
     ask,
+    onFailure: note,
     now: () => performance.now(),
     get timeoutMs() {
       return Math.min(settings.current.timeouts.routerMs || ASK_MS, ASK_MS);
@@ -50,21 +52,12 @@ export function linkRouter(
 /** A router that needs longer for such an answer plans nothing in time either. */
 const ASK_MS = 2000;
 
-const REFUSED =
-  'the router refuses what this facade asks: --router-url has to name the RPC port of a router, and the token that ' +
-  '--rpc-client-token-file holds has to act for any tenant there; clients get 503 until then';
-
-/** Codes that say what is wrong between the two processes, and not with a request. */
-const REFUSALS: ReadonlySet<Code> = new Set([Code.Unauthenticated, Code.PermissionDenied, Code.Unimplemented]);
-
-/** Why the router would not plan for this process; empty where it would. Asked with a dry run without a request. */
-async function refusalOf(router: Client<typeof Router>, signal: AbortSignal): Promise<string> {
+/** Throws if the router would not plan for this process: asked with a dry run without a request. */
+async function throwRefusal(router: Client<typeof Router>, signal: AbortSignal): Promise<void> {
   try {
     await router.explainRoute({}, { signal });
-    return '';
   } catch (error) {
-    const { code, rawMessage } = ConnectError.from(error);
-    return REFUSALS.has(code) ? rawMessage : '';
+    if (isRefusal(error)) throw error;
   }
 }
 

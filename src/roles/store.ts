@@ -5,12 +5,16 @@ import type { Config } from '../config/config.ts';
 import type { Logger } from '../obs/log.ts';
 import type { Metrics } from '../obs/metrics.ts';
 import type { FaultSink } from '../rpc/bind.ts';
+import { ServerBreaker } from '../rpc/breaker.ts';
 import { CALLER } from '../rpc/caller.ts';
+import type { RemoteOptions } from '../rpc/clients.ts';
 import { createDirectClient } from '../rpc/direct-client.ts';
+import { isRefusal } from '../rpc/errors.ts';
 import { EVERYTHING, KvCacheStoreService, type StoreCallContext } from '../services/kv-cache-store.ts';
 import { STORES } from '../stores/index.ts';
 import { type KvStore, type OpenStore, STORE_LIMITS, type StoreLimits, type StoreOptions } from '../stores/store.ts';
 import { StartError } from './listen.ts';
+import { PeerLog } from './peer-log.ts';
 
 /** The store of this process: the service for the RPC port, and the client of the router beside it. */
 export interface LocalStore {
@@ -73,6 +77,28 @@ export async function openStore(
     return { conversations: entries, expired };
   };
   return { service, client, health };
+}
+
+/**
+ * How a store of another process is called: while it does not answer it is left alone for a moment, as each request would
+ * else wait for it in vain. The log and the metrics say so.
+ */
+export function watchStore(metrics: Metrics, log: Logger): Pick<RemoteOptions, 'breaker' | 'onEnd'> {
+  const { note } = new PeerLog(log, 'store');
+  let lastFailure: unknown;
+  const breaker = new ServerBreaker({
+    onChange(event) {
+      metrics.storeBreaker(event);
+      if (event === 'open') note(lastFailure);
+      if (event === 'closed') note(undefined);
+    },
+  });
+  const onEnd = (error: unknown) => {
+    // One call may be late without harm: the breaker knows when there are too many.
+    if (error !== undefined && !isRefusal(error)) lastFailure = error;
+    else if (!breaker.isOpen) note(error);
+  };
+  return { breaker, onEnd };
 }
 
 /** A backend that refuses to start says why. */

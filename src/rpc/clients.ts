@@ -32,6 +32,8 @@ export interface RemoteOptions {
   readonly token?: string | (() => string | undefined);
   /** Before the store's calls that requests wait for. Default none. */
   readonly breaker?: ServerBreaker;
+  /** Told how each call with a single answer ended: undefined if it was answered. Must not throw. */
+  readonly onEnd?: (error: unknown) => void;
   /** For `https:` URLs. Default: the authorities that Node trusts, and no certificate of one's own. */
   readonly tls?: ClientTls;
 }
@@ -78,6 +80,7 @@ function createTransport(options: RemoteOptions): { transport: Transport; close:
     acceptCompression: [],
     interceptors: [
       ...(options.breaker === undefined ? [] : [breakerInterceptor(options.breaker)]),
+      ...(options.onEnd === undefined ? [] : [tellEnd(options.onEnd)]),
       ...(options.token === undefined ? [] : [bearer(options.token)]),
       asUnavailable(() => closed),
     ],
@@ -148,6 +151,19 @@ async function* mapErrors<T>(source: AsyncIterable<T>, mapped: (error: unknown) 
   } catch (error) {
     throw mapped(error);
   }
+}
+
+function tellEnd(tell: (error: unknown) => void): Interceptor {
+  return (next) => async (request) => {
+    try {
+      const response = await next(request);
+      if (!response.stream) tell(undefined);
+      return response;
+    } catch (error) {
+      tell(error);
+      throw error;
+    }
+  };
 }
 
 function bearer(token: string | (() => string | undefined)): Interceptor {

@@ -73,6 +73,14 @@ export function isFault(error: ConnectError): boolean {
   return error.code === Code.Internal && cause !== undefined;
 }
 
+/** Codes that say what is wrong between two processes of a deployment, and not with what was asked. */
+const REFUSALS: ReadonlySet<Code> = new Set([Code.Unauthenticated, Code.PermissionDenied, Code.Unimplemented]);
+
+/** Whether a peer does not serve this process at all: it wants another token, or is something else than it is taken for. */
+export function isRefusal(thrown: unknown): boolean {
+  return REFUSALS.has(ConnectError.from(thrown).code);
+}
+
 /** System errors of a connection that was never made. */
 const NO_CONNECTION: ReadonlySet<unknown> = new Set(['ECONNREFUSED', 'ENOENT', 'ENOTFOUND', 'EAI_AGAIN']);
 

@@ -21,14 +21,23 @@ export class RemoteView implements InstanceView, AsyncDisposable {
   readonly #listeners = new Set<() => void>();
   readonly #byId = new Map<string, Instance>();
   readonly #running: Promise<void>;
+  readonly #note: (error: unknown) => void;
   readonly #checks: OwnChecks | undefined;
   #snapshot: readonly Instance[] = [];
   #resumeToken = '';
   #fresh = false;
 
-  /** @param checks how engines are looked at while the registry is away; without it the last view stays as it is */
-  constructor(client: Client<typeof PoolRegistry>, checks?: Omit<OwnChecksOptions, 'onChange'>) {
+  /**
+   * @param note told whenever a watch breaks off, and of each message, with undefined
+   * @param checks how engines are looked at while the registry is away; without it the last view stays as it is
+   */
+  constructor(
+    client: Client<typeof PoolRegistry>,
+    note: (error: unknown) => void,
+    checks?: Omit<OwnChecksOptions, 'onChange'>,
+  ) {
     this.#client = client;
+    this.#note = note;
     this.#checks = checks && new OwnChecks({ ...checks, onChange: () => this.#publish() });
     this.#running = this.#watch();
   }
@@ -91,10 +100,12 @@ export class RemoteView implements InstanceView, AsyncDisposable {
       try {
         await this.#readStream(signal, () => {
           waitMs = FIRST_RETRY_MS;
+          this.#note(undefined);
         });
-      } catch {
+      } catch (error) {
         // Away, or the token is not its own any more: a watch without one starts from a snapshot.
         this.#resumeToken = '';
+        if (!signal.aborted) this.#note(error);
       }
       this.#fresh = false;
       if (!signal.aborted) this.#checks?.start(() => [...this.#byId.values()]);

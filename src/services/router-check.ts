@@ -4,6 +4,8 @@ import { pause } from './pause.ts';
 export interface RouterCheckOptions {
   /** Resolves with whether it serves; rejects where it does not answer. */
   readonly ask: (signal: AbortSignal) => Promise<boolean>;
+  /** Told of each question that got no answer. */
+  readonly onFailure: (error: unknown) => void;
   readonly now: () => number;
   /** Between two questions. Default 1,000. */
   readonly everyMs?: number;
@@ -47,15 +49,16 @@ export class RouterCheck implements AsyncDisposable {
   }
 
   async #run(): Promise<void> {
-    const { ask, everyMs = 1000, now, timeoutMs } = this.#options;
+    const { ask, everyMs = 1000, now, onFailure, timeoutMs } = this.#options;
     const { signal } = this.#stop;
     while (!signal.aborted) {
       const limit = AbortSignal.timeout(timeoutMs);
       try {
         this.#isAway = !(await ask(AbortSignal.any([signal, limit])));
         this.#answeredAt = now();
-      } catch {
+      } catch (error) {
         this.#isAway = true;
+        if (!signal.aborted) onFailure(error);
       }
       this.#wait = new AbortController();
       if (!signal.aborted) await pause(this.#isAway ? everyMs / 4 : everyMs, this.#wait.signal);
