@@ -70,7 +70,11 @@ export function buildConfig(input: BuildInput): Built {
     registry: file.registry.state_file === undefined ? {} : { stateFile: file.registry.state_file },
     engineAuth: file.engine_auth,
     ...(openaiApiKey === undefined ? {} : { openaiApiKey }),
-    kv: { remoteHost: file.kv.remote_host, leaseMarginMs: file.kv.lease_margin },
+    kv: {
+      remoteHost: file.kv.remote_host,
+      leaseMarginMs: file.kv.lease_margin,
+      forwardTokenIds: file.kv.forward_token_ids,
+    },
     reuse: {
       guard: file.reuse.guard,
       unsafe: file.reuse.unsafe,

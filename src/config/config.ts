@@ -111,7 +111,11 @@ export interface Config {
   readonly engineAuth: EngineAuth;
   /** From OPENAI_API_KEY; never logged. */
   readonly openaiApiKey?: string;
-  readonly kv: { readonly remoteHost: 'keep' | 'instance' | 'auto'; readonly leaseMarginMs: number };
+  readonly kv: {
+    readonly remoteHost: 'keep' | 'instance' | 'auto';
+    readonly leaseMarginMs: number;
+    readonly forwardTokenIds: boolean;
+  };
   readonly reuse: {
     readonly guard: ReuseGuard;
     readonly unsafe: boolean;

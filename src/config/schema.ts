@@ -350,6 +350,13 @@ export const fileSchema = z.strictObject({
       ),
     ),
     lease_margin: live(field(parseDuration, '10s', 'A handle is not used in the last part of its lease.')),
+    forward_token_ids: live(
+      field(
+        parseBoolean,
+        true,
+        'The decode leg carries the token ids that the prefill engine reports (vLLM 0.32 and 0.33), so that a prompt is rendered once.',
+      ),
+    ),
   }),
   reuse: section({
     guard: field(

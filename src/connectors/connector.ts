@@ -29,6 +29,10 @@ export interface PrefillContext {
   /** Set for a warm leg. */
   readonly warm?: WarmHandle;
   readonly target: LegTarget;
+  /** Token ids of the prompt that P is to use instead of rendering it; empty where they are not known. Not beside `warm`. */
+  readonly promptTokenIds: readonly number[];
+  /** P is to report the token ids that it used, for D. */
+  readonly reportTokenIds: boolean;
   /** True when the body carries `max_completion_tokens`, which engines prefer to `max_tokens`. */
   readonly hasMaxCompletionTokens: boolean;
 }

@@ -17,7 +17,7 @@ import type {
  * vLLM's NixlConnector (pull): P computes and keeps its blocks for a lease, D reads them over the side channel.
  * P needs only the flag; every null coordinate the example proxy sends besides is optional (seen on 0.32 and 0.33).
  */
-const PREFILL_PARAMS = '{"do_remote_decode":true,"do_remote_prefill":false}';
+const PREFILL_PARAMS = new TextEncoder().encode('{"do_remote_decode":true,"do_remote_prefill":false}');
 
 /** `min_tokens` above `max_tokens` and `stream_options` without `stream` are 400s; the rest only costs. */
 const PREFILL_DROPS = ['stream_options', 'min_tokens', 'logprobs', 'top_logprobs', 'echo'];
@@ -30,18 +30,18 @@ export const nixl: HandleConnector = {
   clientGoneBetweenLegs: 'lease',
 
   prefill(context: PrefillContext): Edits {
-    const { api, warm } = context;
+    const { api, warm, reportTokenIds } = context;
+    const promptTokenIds = warm?.promptTokenIds ?? context.promptTokenIds;
     const set = new Map<string, string | Uint8Array>([
       ['stream', 'false'],
       ['max_tokens', '1'],
-      ['kv_transfer_params', warm === undefined ? PREFILL_PARAMS : warmParams(api, warm)],
+      ['kv_transfer_params', prefillParams(api, warm, promptTokenIds)],
     ]);
     if (context.hasMaxCompletionTokens) set.set('max_completion_tokens', '1');
-    if (warm !== undefined && warm.promptTokenIds.length > 0) {
-      // P tells which prompt it used, so that a handle for other tokens is noticed before D is asked.
-      set.set('return_token_ids', 'true');
-      if (api === 'completions') set.set('prompt', idsJson(warm.promptTokenIds));
-    }
+    if (promptTokenIds.length > 0 && api === 'completions') set.set('prompt', idsJson(promptTokenIds));
+    // P tells which prompt it used, so that a handle for other tokens is noticed before D is asked.
+    const isCompared = warm !== undefined && promptTokenIds.length > 0;
+    if (isCompared || reportTokenIds) set.set('return_token_ids', 'true');
     return { set, drop: new Set([...CONSUMED_MEMBERS, ...PREFILL_DROPS, 'ec_transfer_params']) };
   },
 
@@ -76,12 +76,10 @@ export const nixl: HandleConnector = {
   },
 };
 
-/** D's handle as it was stored; for chat with the ids that P is to use instead of rendering the messages. */
-function warmParams(api: Api, warm: WarmHandle): Uint8Array {
-  const handle = encodeKvTransferParams(warm.params);
-  return api === 'chat.completions' && warm.promptTokenIds.length > 0
-    ? withPromptTokenIds(handle, warm.promptTokenIds)
-    : handle;
+/** D's handle as it was stored, or the bare flag; for chat with the ids that P is to use instead of rendering the messages. */
+function prefillParams(api: Api, warm: WarmHandle | undefined, promptTokenIds: readonly number[]): Uint8Array {
+  const params = warm === undefined ? PREFILL_PARAMS : encodeKvTransferParams(warm.params);
+  return api === 'chat.completions' && promptTokenIds.length > 0 ? withPromptTokenIds(params, promptTokenIds) : params;
 }
 
 function idsJson(ids: readonly number[]): string {

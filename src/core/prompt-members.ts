@@ -109,6 +109,22 @@ export function isInTokens(unproven: readonly string[]): boolean {
   return !unproven.includes('messages');
 }
 
+/** With any of these unproven, engines render the prompt themselves whatever ids they are given, or cannot take them. */
+const RENDERED: ReadonlySet<string> = new Set(['messages', 'echo', 'suffix', 'prompt_embeds']);
+
+/**
+ * Whether an engine takes the token ids of this prompt in place of its text (vLLM 0.32 and 0.33): text alone, and none of it
+ * asked back. False for a prompt that is token ids already.
+ */
+export function goesAsTokenIds(api: Api, body: Uint8Array, scan: ScannedObject, unproven: readonly string[]): boolean {
+  if (unproven.some((key) => RENDERED.has(key))) return false;
+  if (api === 'chat.completions') return true;
+  const prompt = findMember(scan, 'prompt');
+  if (prompt?.type !== 'array') return prompt?.type === 'string';
+  const [only, ...others] = scanArray(body, prompt.valueStart, prompt.valueEnd) ?? [];
+  return only?.type === 'string' && others.length === 0;
+}
+
 /** The members that a call of `/tokenize` takes from the client's body. */
 export function tokenizeDrops(api: Api, scan: ScannedObject): ReadonlySet<string> {
   const keys = scan.members.map(({ key }) => key);

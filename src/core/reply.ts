@@ -258,13 +258,22 @@ function readInt(bytes: Uint8Array, value: Element | undefined): number | undefi
   return Number.isSafeInteger(n) ? n : undefined;
 }
 
+/** Whole numbers, in one pass over the bytes: the ids of a long prompt are some 100 kB of them. */
 function readInts(bytes: Uint8Array, list: Member | undefined): readonly number[] | undefined {
   if (list?.type !== 'array') return undefined;
   const ints: number[] = [];
-  for (const element of scanArray(bytes, list.valueStart, list.valueEnd) ?? []) {
-    const n = readInt(bytes, element);
-    if (n === undefined) return undefined;
-    ints.push(n);
+  let n = -1;
+  for (let i = list.valueStart + 1; i < list.valueEnd; i++) {
+    const c = bytes[i] ?? 0;
+    if (c >= 0x30 && c <= 0x39) {
+      n = (n < 0 ? 0 : n * 10) + (c - 0x30);
+    } else if (c === 0x2c || c === 0x5d) {
+      if (n > Number.MAX_SAFE_INTEGER) return undefined;
+      if (n >= 0) ints.push(n);
+      n = -1;
+    } else if (c !== 0x20 && c !== 0x0a && c !== 0x0d && c !== 0x09) {
+      return undefined;
+    }
   }
   return ints;
 }

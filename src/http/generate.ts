@@ -187,7 +187,7 @@ function toGenerateRequest(
     scan,
     facts,
     link,
-    unprovenMembers: link.conversationId === '' ? [] : unprovenMembers(api, body, scan),
+    unprovenMembers: unprovenMembers(api, body, scan),
     ...(deps.marksPrefixes ? { prefix: prefixMarks(api, body, scan, () => createHash('sha256')) } : {}),
     tenant: request.tenant,
     headers: forwardedHeaders(request.headers),

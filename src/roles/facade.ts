@@ -128,6 +128,7 @@ function generateDeps(parts: FacadeParts): () => GenerateDeps {
         connectors: CONNECTORS,
         ...(firstToken === undefined ? {} : { firstToken }),
         remoteHost: config.kv.remoteHost,
+        forwardTokenIds: config.kv.forwardTokenIds,
         streamsOnly,
         engineHeaders,
         chainOf: (tokenIds, seed) => create(TokenChainSchema, buildChain(tokenIds, seed, sha256)),

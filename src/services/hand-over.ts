@@ -19,8 +19,16 @@ import { handOverFirstToken } from './first-token-hand-over.ts';
 import { type LegAuth, type Refusal, refusalOf } from './leg.ts';
 import { describePlan, LegBook } from './leg-book.ts';
 import { outcomeName } from './plan-message.ts';
-import { requestPlan } from './plan-request.ts';
-import { isHopeless, mayHaveReadLate, type Prefilled, PrefillPhase, readFor, warmOf } from './prefill-phase.ts';
+import { type KnownPrompt, requestPlan, UNKNOWN_PROMPT } from './plan-request.ts';
+import {
+  isHopeless,
+  mayHaveReadLate,
+  type Prefilled,
+  PrefillPhase,
+  readFor,
+  takesTokenIds,
+  warmOf,
+} from './prefill-phase.ts';
 import type { ReplyFacts } from './reply-facts.ts';
 import type { ReportSender } from './report-sender.ts';
 import type { RetryBudget } from './retry-budget.ts';
@@ -79,6 +87,8 @@ export interface HandOverDeps {
   /** What a connector that hands the first token over needs besides; undefined where none is used. */
   readonly firstToken?: FirstTokenDeps;
   readonly remoteHost: RemoteHostRule;
+  /** The decode leg is to carry the token ids that P reports, where both engines are known to take them. */
+  readonly forwardTokenIds: boolean;
   /** Models whose replies have parts that only an engine's own stream shows as they come; added to as they are seen. */
   readonly streamsOnly: Set<string>;
   /** Headers with the credential for an instance, and whose it is. */
@@ -155,11 +165,11 @@ export async function handOver(
   deps.retryBudget.earn();
   const planned = await requestPlan(deps, request, sink.signal);
   if (planned.kind === 'ended') return { ...NOTHING_DONE, ending: planned.ending, refusal: planned.refusal };
-  const { plan, promptTokenIds } = planned;
+  const { plan, prompt } = planned;
   if (deps.firstToken === undefined || plan.mode === PlanMode.AGGREGATED) {
-    return new HandOver(deps, request, sink, plan, promptTokenIds).run();
+    return new HandOver(deps, request, sink, plan, prompt).run();
   }
-  const runAlone = (changed: Plan) => new HandOver(deps, request, sink, changed, []).run();
+  const runAlone = (changed: Plan) => new HandOver(deps, request, sink, changed, UNKNOWN_PROMPT).run();
   return handOverFirstToken(deps, deps.firstToken, request, sink, plan, runAlone);
 }
 
@@ -189,13 +199,7 @@ class HandOver {
   #decodeId: string | undefined;
   #noHandle: string | undefined;
 
-  constructor(
-    deps: HandOverDeps,
-    request: GenerateRequest,
-    sink: ClientSink,
-    plan: Plan,
-    promptTokenIds: readonly number[],
-  ) {
+  constructor(deps: HandOverDeps, request: GenerateRequest, sink: ClientSink, plan: Plan, prompt: KnownPrompt) {
     this.#deps = deps;
     this.#request = request;
     this.#sink = sink;
@@ -207,7 +211,7 @@ class HandOver {
       throw new BatonError({ reason: 'INTERNAL', message: `This facade is not set up for "${plan.connector}".` });
     }
     this.#connector = connector;
-    this.#prefill = new PrefillPhase(deps, request, sink, this.#book, connector, warmOf(plan, promptTokenIds));
+    this.#prefill = new PrefillPhase(deps, request, sink, this.#book, connector, warmOf(plan, prompt), prompt);
   }
 
   run(): Promise<HandOverReport> {
@@ -291,7 +295,7 @@ class HandOver {
     timeline.enter('hand_over');
     const captureTokens = input !== undefined && this.#plan.captureTokens;
     const isWhole = captureTokens && this.#plan.wholeDecode && facts.stream;
-    const edits = this.#editsFor(input, captureTokens);
+    const edits = this.#editsFor(target, input, captureTokens);
     const { request, auth } = this.#book.makeRequest(Leg.DECODE, target, isWhole ? unstreamed(edits) : edits, fresh);
     // Connecting takes time, too.
     const usableUntil = input?.prefilled.usableUntil ?? Number.POSITIVE_INFINITY;
@@ -327,10 +331,10 @@ class HandOver {
     return result;
   }
 
-  #editsFor(input: DecodeInput, captureTokens: boolean): Edits {
+  #editsFor(target: Target, input: DecodeInput, captureTokens: boolean): Edits {
     if (input === undefined || this.#connector === undefined) return ALONE;
     const { handle, prefilled } = input;
-    const { promptTokenIds } = prefilled;
+    const promptTokenIds = takesTokenIds(target) ? prefilled.promptTokenIds : [];
     return this.#connector.decode({ api: this.#request.api, handle, promptTokenIds, captureTokens });
   }
 

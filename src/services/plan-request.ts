@@ -17,8 +17,16 @@ import { tokenizePrompt } from './tokenize.ts';
 
 /** What came of it: a plan with the prompt's tokens, where they were asked for, or the end of the request. */
 type RequestedPlan =
-  | { readonly kind: 'plan'; readonly plan: Plan; readonly promptTokenIds: readonly number[] }
+  | { readonly kind: 'plan'; readonly plan: Plan; readonly prompt: KnownPrompt }
   | ({ readonly kind: 'ended' } & Pick<HandOverReport, 'ending' | 'refusal'>);
+
+/** The prompt's token ids, where an engine has told them, and the instances that would render the same. */
+export interface KnownPrompt {
+  readonly tokenIds: readonly number[];
+  readonly instanceIds: ReadonlySet<string>;
+}
+
+export const UNKNOWN_PROMPT: KnownPrompt = { tokenIds: [], instanceIds: new Set() };
 
 /** Asks the router; where it wants the prompt's tokens, asks the engine it names for them and then the router again. */
 export async function requestPlan(
@@ -33,26 +41,28 @@ export async function requestPlan(
     facts: routeFacts(request, deps.streamsOnly),
     maxWait: toDuration(limits.queueMs),
   });
-  let promptTokenIds: readonly number[] = [];
+  let prompt = UNKNOWN_PROMPT;
   try {
     let { result } = await askRouter(deps, message, request, signal);
     if (result.case === 'needPromptTokens') {
       timeline.enter('tokenize');
       const { instanceId, url, fallbacks } = result.value;
-      const targets = [{ instanceId, url }, ...fallbacks].map((target) => {
+      const asked = [{ instanceId, url }, ...fallbacks];
+      const targets = asked.map((target) => {
         const { headers } = engineHeaders(target.instanceId, authorization);
         return { url: target.url, headers: { ...headers, ...timeline.headers } };
       });
       const timeoutMs = limits.tokenizeMs;
-      promptTokenIds = await tokenizePrompt(engines, targets, { api, body, scan, timeoutMs, signal });
-      message.prompt = create(PromptTokensSchema, { instanceId, tokenIds: [...promptTokenIds] });
+      const tokenIds = await tokenizePrompt(engines, targets, { api, body, scan, timeoutMs, signal });
+      prompt = { tokenIds, instanceIds: new Set(asked.map((target) => target.instanceId)) };
+      message.prompt = create(PromptTokensSchema, { instanceId, tokenIds: [...tokenIds] });
       timeline.enter('plan');
       ({ result } = await askRouter(deps, message, request, signal));
     }
     if (result.case === 'plan') {
       timeline.enter('hand_over');
       timeline.queued(toMs(result.value.queued));
-      return { kind: 'plan', plan: result.value, promptTokenIds };
+      return { kind: 'plan', plan: result.value, prompt };
     }
     throw new BatonError({ reason: 'INTERNAL', message: 'The router gave no plan.' });
   } catch (error) {

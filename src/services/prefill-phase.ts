@@ -3,6 +3,7 @@ import type { HandleConnector, PrefillReading, WarmHandle } from '../connectors/
 import { BatonError } from '../core/errors.ts';
 import { findMember } from '../core/json-scan.ts';
 import { type Lease, leaseMayEndAt, mayReadLate } from '../core/lease.ts';
+import { goesAsTokenIds, PROVEN_VERSIONS } from '../core/prompt-members.ts';
 import { readReply } from '../core/reply.ts';
 import type { ClientSink } from './client-sink.ts';
 import { toMs } from './durations.ts';
@@ -17,6 +18,7 @@ import {
   type WholeReply,
 } from './leg.ts';
 import { type LegBook, toLegTarget } from './leg-book.ts';
+import { type KnownPrompt, UNKNOWN_PROMPT } from './plan-request.ts';
 
 /** P's offer to D, with the time after which it must not be used any more. */
 export interface Prefilled {
@@ -27,7 +29,7 @@ export interface Prefilled {
   readonly usableUntil: number;
   /** For how long P keeps the blocks. */
   readonly lease: Lease;
-  /** The prompt's token ids, where P was given them. */
+  /** The prompt's token ids, where P was given them or reported them for D. */
   readonly promptTokenIds: readonly number[];
 }
 
@@ -62,7 +64,9 @@ export class PrefillPhase {
   readonly #sink: ClientSink;
   readonly #book: LegBook;
   readonly #connector: HandleConnector;
+  readonly #forwards: boolean;
   #warm: Warm | undefined;
+  #prompt: KnownPrompt;
   /** The instance that was asked last. */
   instanceId: string | undefined;
   /** Milliseconds that prefill legs took; undefined before the first that ended well. */
@@ -75,6 +79,7 @@ export class PrefillPhase {
     book: LegBook,
     connector: HandleConnector,
     warm: Warm | undefined,
+    prompt: KnownPrompt,
   ) {
     this.#deps = deps;
     this.#request = request;
@@ -82,6 +87,9 @@ export class PrefillPhase {
     this.#book = book;
     this.#connector = connector;
     this.#warm = warm;
+    this.#prompt = prompt;
+    const { api, body, scan, unprovenMembers } = request;
+    this.#forwards = deps.forwardTokenIds && goesAsTokenIds(api, body, scan, unprovenMembers);
   }
 
   /** @param startFresh true after a reset: every leg then has a connection of its own. */
@@ -93,7 +101,7 @@ export class PrefillPhase {
       this.instanceId = target.instanceId;
       const warm = this.#warm?.instanceIds.has(target.instanceId) === true ? this.#warm : undefined;
       const startedAt = this.#deps.now();
-      const result = await this.#send(target, warm, fresh, startedAt);
+      const result = await this.#send(target, decode, warm, fresh, startedAt);
       if (result.kind === 'gone' || result.kind === 'stop') return result;
       if (result.kind === 'reply') {
         const { reply } = result;
@@ -118,6 +126,7 @@ export class PrefillPhase {
 
   async #send(
     target: Target,
+    decode: Target,
     warm: Warm | undefined,
     fresh: boolean,
     startedAt: number,
@@ -129,10 +138,13 @@ export class PrefillPhase {
     const { engines, limits, now } = this.#deps;
     const { api, facts, scan } = this.#request;
     const isWarm = warm !== undefined;
+    const forwards = this.#forwards && takesTokenIds(target);
     const edits = this.#connector.prefill({
       api,
       facts,
       target: toLegTarget(target),
+      promptTokenIds: forwards && this.#prompt.instanceIds.has(target.instanceId) ? this.#prompt.tokenIds : [],
+      reportTokenIds: forwards && takesTokenIds(decode),
       hasMaxCompletionTokens: findMember(scan, 'max_completion_tokens') !== undefined,
       ...(warm === undefined ? {} : { warm: warm.handle }),
     });
@@ -185,6 +197,7 @@ export class PrefillPhase {
         this.#book.report(false, 0, undefined);
         this.#book.guardBreach = false;
         this.#spend(ReuseOutcome.WARM_FAILED_COLD_RETRY);
+        this.#prompt = UNKNOWN_PROMPT;
         return 'other-prompt';
       }
     }
@@ -202,7 +215,15 @@ export class PrefillPhase {
     const usableUntil = reply.startedAt + usableMs(this.#deps, target);
     const ms = leaseMsOf(target);
     const lease = { endsAt: reply.startedAt + ms, ms };
-    return { kind: 'handle', raw, target, usableUntil, lease, promptTokenIds: compared };
+    const promptTokenIds = compared.length > 0 ? compared : this.#reported(facts);
+    return { kind: 'handle', raw, target, usableUntil, lease, promptTokenIds };
+  }
+
+  /** The ids by which D need not render the prompt again; none where they are not all of it. */
+  #reported(facts: ReturnType<typeof readReply>): readonly number[] {
+    if (!this.#forwards || facts.kind !== 'ok') return [];
+    const { promptTokenIds = [], usage } = facts;
+    return usage === undefined || usage.promptTokens === promptTokenIds.length ? promptTokenIds : [];
   }
 
   #spend(outcome: ReuseOutcome): void {
@@ -238,15 +259,20 @@ export function mayHaveReadLate({ silences, now }: HandOverDeps, instanceId: str
 }
 
 /** The stored handle that the plan gives to a prefill leg. */
-export function warmOf({ prefillHandle, reuseOutcome }: Plan, promptTokenIds: readonly number[]): Warm | undefined {
+export function warmOf({ prefillHandle, reuseOutcome }: Plan, { tokenIds }: KnownPrompt): Warm | undefined {
   const params = prefillHandle?.params;
   const isHit = reuseOutcome === ReuseOutcome.HIT || reuseOutcome === ReuseOutcome.HIT_CUT;
   if (prefillHandle === undefined || params === undefined || !isHit) return undefined;
   return {
-    handle: { params, promptTokenIds },
+    handle: { params, promptTokenIds: tokenIds },
     instanceIds: new Set(prefillHandle.instanceIds),
     deadlineMs: toMs(prefillHandle.deadline),
   };
+}
+
+/** Whether the instance's engine is of a version that was seen to take a prompt as token ids, with a handle beside it. */
+export function takesTokenIds({ engine }: Target): boolean {
+  return PROVEN_VERSIONS.test(engine?.version ?? '');
 }
 
 /** P's handle as one D is to get it, or why that D must not. */

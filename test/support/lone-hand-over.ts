@@ -26,6 +26,7 @@ export function handOverDeps(
     engines,
     connectors: { nixl },
     remoteHost: 'auto',
+    forwardTokenIds: true,
     streamsOnly: new Set(),
     engineHeaders: () => ({ headers: {}, auth: 'none' }),
     silences: { of: () => undefined, silentForMs: () => 0 },

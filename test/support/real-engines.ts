@@ -11,6 +11,8 @@ export interface EngineSet {
   /** `bytes`: what was generated is the same tokens when it comes back; `bpe`: it is not. */
   readonly tokens: 'bytes' | 'bpe';
   readonly prefill: number;
+  /** `decoder_kv_blocks_ttl`; default 60 s. */
+  readonly decoderTtlSeconds?: number;
 }
 
 /** Base URLs of running engines: the prefill pool, one decode, one plain instance with the same weights. */
@@ -18,12 +20,11 @@ export interface RealEngines extends AsyncDisposable {
   readonly prefill: readonly string[];
   readonly decode: string;
   readonly plain: string;
+  /** How long the decode engine keeps a handle's blocks, e.g. `60s`; prefill engines keep theirs for 60 s. */
+  readonly decoderTtl: string;
   /** Kills D and starts it again on its ports; undefined for engines that were given by URL. */
   readonly restartDecode: (() => Promise<void>) | undefined;
 }
-
-/** Decode engines keep a handle's blocks this long; prefill engines for 60 s. */
-export const REAL_DECODER_TTL = '60s';
 
 /** Ports of one set, upwards from its base; the engines' side channels are 2,500 below. */
 const PORTS = 10;
@@ -60,8 +61,11 @@ export function givenByUrl(): boolean {
  */
 export async function realEngines(set: EngineSet): Promise<RealEngines> {
   const { BATON_REAL_PREFILL: prefill, BATON_REAL_DECODE: decode, BATON_REAL_PLAIN: plain } = process.env;
+  const ttl = set.decoderTtlSeconds ?? 60;
+  const decoderTtl = `${ttl}s`;
   if (prefill !== undefined && decode !== undefined && plain !== undefined) {
-    return { prefill: prefill.split(','), decode, plain, restartDecode: undefined, async [Symbol.asyncDispose]() {} };
+    const given = { prefill: prefill.split(','), decode, plain, decoderTtl, restartDecode: undefined };
+    return { ...given, async [Symbol.asyncDispose]() {} };
   }
   const { home, python, overlay, scripts, model } = await realInstallation(set.version, set.tokens);
   const base = await findBase();
@@ -71,7 +75,7 @@ export async function realEngines(set: EngineSet): Promise<RealEngines> {
     MODEL_DIR: model,
     TOKENS: set.tokens,
     LEASE: '60',
-    D_TTL: '60',
+    D_TTL: String(ttl),
     ...(overlay === undefined ? {} : { VLLM_OVERLAY: overlay }),
   };
   const engines = join(scripts, 'engines.py');
@@ -82,6 +86,7 @@ export async function realEngines(set: EngineSet): Promise<RealEngines> {
     prefill: prefills.map((_, i) => url(2 + i)),
     decode: url(0),
     plain: url(1),
+    decoderTtl,
     async restartDecode() {
       await run('python3', [engines, 'kill', 'd1'], env);
       await run('python3', [engines, 'up', 'd1:d'], { ...env, BASE_PORT: String(base) });

@@ -72,7 +72,7 @@ describe('defaults', () => {
         { ...engine('decode'), id: 'localhost:8200', url: 'http://localhost:8200' },
       ],
       engineAuth: 'auto',
-      kv: { remoteHost: 'auto', leaseMarginMs: 10_000 },
+      kv: { remoteHost: 'auto', leaseMarginMs: 10_000, forwardTokenIds: true },
       reuse: {
         guard: 'exact',
         unsafe: false,
@@ -185,7 +185,7 @@ describe('the file', () => {
       },
       engineAuth: 'strip',
       openaiApiKey: 'sk-1',
-      kv: { remoteHost: 'keep', leaseMarginMs: 5000 },
+      kv: { remoteHost: 'keep', leaseMarginMs: 5000, forwardTokenIds: true },
       reuse: {
         guard: 'history',
         unsafe: true,

@@ -37,10 +37,12 @@ const facts = {
   returnTokenIds: false,
 };
 
+const cold = { facts, target: target(), promptTokenIds: [], reportTokenIds: false, hasMaxCompletionTokens: false };
+
 describe('the prefill leg', () => {
   test('cold: only the flag, one token, no stream', () => {
-    const edits = nixl.prefill({ api: 'chat.completions', facts, target: target(), hasMaxCompletionTokens: false });
-    expect(Object.fromEntries(edits.set)).toEqual({
+    const edits = nixl.prefill({ ...cold, api: 'chat.completions' });
+    expect(Object.fromEntries([...edits.set].map(([key, value]) => [key, text(value)]))).toEqual({
       stream: 'false',
       max_tokens: '1',
       kv_transfer_params: '{"do_remote_decode":true,"do_remote_prefill":false}',
@@ -54,21 +56,27 @@ describe('the prefill leg', () => {
     const params = decodeKvTransferParams(bytes({ ...HANDLE, do_remote_prefill: false, do_remote_decode: true }));
     if (params === undefined) throw new Error('no handle');
     const warm = { params, promptTokenIds: [1, 2, 3] };
-    const chat = nixl.prefill({ api: 'chat.completions', facts, target: target(), hasMaxCompletionTokens: true, warm });
+    const chat = nixl.prefill({ ...cold, api: 'chat.completions', hasMaxCompletionTokens: true, warm });
     expect(chat.set.get('max_completion_tokens')).toBe('1');
     expect(chat.set.get('return_token_ids')).toBe('true');
     expect(text(chat.set.get('kv_transfer_params'))).toMatch(
       /"do_remote_decode":true.*,"prompt_token_ids":\[1,2,3\]\}$/,
     );
-    const completion = nixl.prefill({
-      api: 'completions',
-      facts,
-      target: target(),
-      hasMaxCompletionTokens: false,
-      warm,
-    });
+    const completion = nixl.prefill({ ...cold, api: 'completions', warm });
     expect(completion.set.get('prompt')).toBe('[1,2,3]');
     expect(text(completion.set.get('kv_transfer_params'))).not.toContain('prompt_token_ids');
+  });
+
+  test('cold, with ids that are known: P uses them, and reports them only where D can take them', () => {
+    const known = { ...cold, promptTokenIds: [7, 8] };
+    const chat = nixl.prefill({ ...known, api: 'chat.completions' });
+    expect(text(chat.set.get('kv_transfer_params'))).toBe(
+      '{"do_remote_decode":true,"do_remote_prefill":false,"prompt_token_ids":[7,8]}',
+    );
+    expect(chat.set.has('return_token_ids')).toBe(false);
+    const completion = nixl.prefill({ ...known, api: 'completions', reportTokenIds: true });
+    expect(completion.set.get('prompt')).toBe('[7,8]');
+    expect(completion.set.get('return_token_ids')).toBe('true');
   });
 });
 
