@@ -69,14 +69,14 @@ describe.each(['chat', 'completions'] as const)('%s', (kind) => {
   test('the decode engine gets the ids that the prefill engine reports', async () => {
     const harness = await start();
     const [p, d] = [engine(harness.prefill), engine(harness.decode)];
-    const variants = [
+    const variants: object[] = [
       {},
       { stream: true, stream_options: { include_usage: true } },
       { return_token_ids: true },
-      // The prefill engine cuts the prompt; the ids are what it left.
-      { truncate_prompt_tokens: 50 },
       { logprobs: kind === 'chat' ? true : 2 },
     ];
+    // The prefill engine cuts the prompt; the ids are what it left.
+    if (kind === 'chat') variants.push({ truncate_prompt_tokens: 50 });
     for (const [i, more] of variants.entries()) {
       const { tokens } = await ask(harness, kind, bodyOf(kind, `forward ${i}`, more));
       expect(lastLeg(p, kind).return_token_ids).toBe(true);

@@ -3,6 +3,7 @@ import { type BatonProcess, startBatonProcess } from '../support/baton-process.t
 import { givenByUrl, type RealEngines, realEngines } from '../support/real-engines.ts';
 import { RealLog } from '../support/real-log.ts';
 import { hasShared } from '../support/shared.ts';
+import { tokenIdCases } from './token-id-cases.ts';
 
 /** Real vLLM, 1P1D over NIXL, with a plain instance of the same weights as the oracle. */
 const available = givenByUrl() || hasShared('engines/install.sh');
@@ -94,6 +95,8 @@ describe.runIf(available)('real engines, prefill to decode', () => {
     const unknown = await post(`${baton.url}/v1/chat/completions`, { ...bodyOf('chat', 'hi', {}), model: 'nope' });
     expect([unknown.status, JSON.parse(unknown.text).error.code]).toEqual([404, 'model_not_found']);
   });
+
+  tokenIdCases(() => engines, log);
 
   test('several requests at once, and clients that leave, harm nobody', async () => {
     const leave = Array.from({ length: 4 }, async (_, i) => {

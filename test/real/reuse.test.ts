@@ -19,6 +19,7 @@ import {
   words,
 } from '../support/real-turns.ts';
 import { hasShared } from '../support/shared.ts';
+import { tokenIdCases } from './token-id-cases.ts';
 
 /** Decode-to-prefill reuse on real vLLM: two P in turn, one D, a plain instance with the same weights as the oracle. */
 const available = givenByUrl() || hasShared('engines/install.sh');
@@ -120,6 +121,8 @@ describe.runIf(available).each(SETUPS)('vLLM $set.version, $set.tokens tokens', 
     expect(afterEdit.numbers.outcome).toBe('hit_cut');
     expect(other.numbers.pulled).toBe(0);
   });
+
+  if (set.version === '0.32') tokenIdCases(() => engines, log);
 
   test.runIf(set.version === '0.33' && set.tokens === 'bytes' && !givenByUrl())(
     'the decode engine restarts between two turns: the answer is right and no client sees an error',

@@ -5,7 +5,8 @@ import { expect } from 'vitest';
 import { type BatonProcess, startBatonProcess } from './baton-process.ts';
 import type { RealEngines } from './real-engines.ts';
 
-const MODEL = process.env['BATON_REAL_MODEL'] ?? 'tiny';
+/** Name of the model that all engines serve. */
+export const REAL_MODEL = process.env['BATON_REAL_MODEL'] ?? 'tiny';
 
 export interface Message {
   readonly role: string;
@@ -18,7 +19,7 @@ export const said = (role: string, content: string): Message => ({ role, content
 
 /** A chat of which every engine with the same weights gives the same `output` tokens. */
 export function chatBody(messages: readonly Message[], output: number) {
-  return { model: MODEL, messages, max_tokens: output, temperature: 0, ignore_eos: true };
+  return { model: REAL_MODEL, messages, max_tokens: output, temperature: 0, ignore_eos: true };
 }
 
 /** A turn that was answered right, and what the engines did for it. */
