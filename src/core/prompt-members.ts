@@ -112,6 +112,11 @@ export function isInTokens(unproven: readonly string[]): boolean {
 /** With any of these unproven, engines render the prompt themselves whatever ids they are given, or cannot take them. */
 const RENDERED: ReadonlySet<string> = new Set(['messages', 'echo', 'suffix', 'prompt_embeds']);
 
+/** Whether a reply stays the same when token ids are asked for: with them an engine leaves out the text it was to echo. */
+export function mayAskForTokenIds(api: Api, unproven: readonly string[]): boolean {
+  return api === 'chat.completions' || !unproven.includes('echo');
+}
+
 /**
  * Whether an engine takes the token ids of this prompt in place of its text (vLLM 0.32 and 0.33): text alone, and none of it
  * asked back. False for a prompt that is token ids already.

@@ -7,6 +7,7 @@ import { type Api, type BodyFacts, CONSUMED_MEMBERS, type LocalReason, REFUSED_M
 import type { Edits, ScannedObject } from '../core/json-scan.ts';
 import type { TurnLink } from '../core/link.ts';
 import type { PrefixMark } from '../core/policy.ts';
+import { mayAskForTokenIds } from '../core/prompt-members.ts';
 import type { RemoteHostRule } from '../core/remote-host.ts';
 import type { MuteSpec } from '../core/reply.ts';
 import { streamOf, wantsUsage } from '../core/whole-stream.ts';
@@ -290,10 +291,10 @@ class HandOver {
 
   async #decode(target: Target, input: DecodeInput, fresh: boolean): Promise<DecodeResult> {
     const { engines, limits, now, noteAlive } = this.#deps;
-    const { facts, timeline } = this.#request;
+    const { api, facts, timeline, unprovenMembers } = this.#request;
     this.#decodeId = target.instanceId;
     timeline.enter('hand_over');
-    const captureTokens = input !== undefined && this.#plan.captureTokens;
+    const captureTokens = input !== undefined && this.#plan.captureTokens && mayAskForTokenIds(api, unprovenMembers);
     const isWhole = captureTokens && this.#plan.wholeDecode && facts.stream;
     const edits = this.#editsFor(target, input, captureTokens);
     const { request, auth } = this.#book.makeRequest(Leg.DECODE, target, isWhole ? unstreamed(edits) : edits, fresh);

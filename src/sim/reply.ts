@@ -63,7 +63,8 @@ function choiceParts(request: GenerateRequest, choice: Choice): ChoiceParts {
   }
   return {
     index: choice.index,
-    text: echoed + choice.output.text,
+    // Whoever gets the ids of the prompt does not get its text besides.
+    text: (request.returnTokenIds ? '' : echoed) + choice.output.text,
     toolCall: choice.call === undefined ? undefined : toolCall(choice.call, choice.output.text),
     logprobs,
     finishReason: choice.finishReason,
@@ -148,7 +149,7 @@ export async function replyStream(
         ? toolDelta(index, call, textSoFar, final !== undefined)
         : isChat
           ? { content: delta.text }
-          : echoed + delta.text;
+          : (request.returnTokenIds ? '' : echoed) + delta.text;
     sendJson(
       deltaChunk(meta, {
         index,
