@@ -6,10 +6,10 @@ import { derive, follow, Settings } from './config/settings.ts';
 import { readVersion } from './config/version.ts';
 import { CONNECTORS } from './connectors/index.ts';
 import { EngineClient } from './engine/client.ts';
-import { buildAdmin } from './http/admin.ts';
 import type { ReplySink } from './http/reply-sink.ts';
 import { createLogger, errorFields, type Logger } from './obs/log.ts';
 import { Metrics } from './obs/metrics.ts';
+import { openAdmin } from './roles/admin.ts';
 import { keepCollectionsShort } from './roles/collections.ts';
 import { credentialsElsewhere, engineHeadersOf } from './roles/credentials.ts';
 import { buildFacadeOf } from './roles/facade.ts';
@@ -132,20 +132,16 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
     if (routerService !== undefined) stack.defer(() => routerService.stopWaiting());
   }
   if (config.admin.port !== 'off') {
-    const gate = { callerOf, hasTokens: config.rpc.tokensFile !== undefined };
     const workers =
       poolRegistry === undefined
         ? undefined
         : {
-            ...gate,
             registry: createDirectClient(PoolRegistry, poolRegistry, onFault),
             toBatonError: (error: unknown) => batonErrorFrom(error, 'ROUTER_UNAVAILABLE'),
             connector: config.kvConnector,
           };
-    const admin = buildAdmin(metrics, { ...gate, reload: () => reloader.reload('request') }, workers);
-    addresses.admin = await listen(admin, config.admin.host, config.admin.port, '--admin-port', log);
-    // What is asked there takes no time; a peer that is half-way through its question may take for ever.
-    stack.defer(() => drain(admin, new Set(), ADMIN_DRAIN_MS));
+    const reload = () => reloader.reload('request');
+    addresses.admin = await openAdmin({ config, metrics, callerOf, reload, workers, log, stack });
   }
   if (has('facade')) {
     const engines = stack.use(new EngineClient(follow(() => settings.current.timeouts)));
@@ -224,8 +220,6 @@ function followAtOnce(
     router?.tryWaiting();
   });
 }
-
-const ADMIN_DRAIN_MS = 1_000;
 
 type WatchedView = InstanceView & { readonly stale?: boolean };
 

@@ -3,7 +3,7 @@ import type { TenantLimit } from '../core/tenant.ts';
 import type { ValkeySettings } from '../core/valkey-settings.ts';
 import type { BuildInput, Built, Sink } from './build-input.ts';
 import { checkTogether } from './check-together.ts';
-import type { Config, InstanceConfig, JwtConfig, RoleName } from './config.ts';
+import type { Config, InstanceConfig, JwtConfig, RoleName, TlsConfig } from './config.ts';
 import type { DiscoveryConfig, InstanceDefaults } from './discovery.ts';
 import { buildInstances, placeOfInstance, poolDefaults } from './instances.ts';
 import { buildReceivers, type LmcacheConfig } from './lmcache.ts';
@@ -31,6 +31,11 @@ export function buildConfig(input: BuildInput): Built {
       holdBytes: file.facade.hold,
       streamBufferBytes: file.facade.stream_buffer,
       metrics: file.facade.metrics,
+      ...readTls(file.facade.tls, ['facade', 'tls'], '--tls', input, sink),
+      maxConnections: file.facade.max_connections,
+      headerBytes: file.facade.header_limit,
+      headerCount: file.facade.max_headers,
+      headerMs: file.facade.header_timeout,
     },
     auth: {
       ...(file.auth.api_keys_file === undefined ? {} : { apiKeysFile: file.auth.api_keys_file }),
@@ -39,7 +44,7 @@ export function buildConfig(input: BuildInput): Built {
     tenant: readTenant(input, sink),
     rpc: readRpc(input, sink),
     rpcClient: readRpcClient(input, sink),
-    admin: file.admin,
+    admin: readAdmin(input, sink),
     store: {
       backend: resolveName(file.store.backend, input.known.stores, wordKey, at(['store', 'backend']), sink),
       ...(file.store.snapshot_file === undefined ? {} : { snapshotFile: file.store.snapshot_file }),
@@ -236,26 +241,55 @@ function readTenant({ file, locate }: BuildInput, sink: Sink): Config['tenant'] 
   return { ...(header === undefined ? {} : { header }), trustedProxies, limits, ownLimits };
 }
 
-function readRpc({ file, locate }: BuildInput, sink: Sink): Config['rpc'] {
-  const { host, port, insecure, socket, tokens_file: tokensFile, tls } = file.rpc;
-  const { cert, key, client_ca: clientCa } = tls;
-  if ((cert ?? key ?? clientCa) !== undefined && (cert === undefined || key === undefined)) {
-    const missing = cert === undefined ? 'cert' : 'key';
-    sink.problems.push({
-      where: locate(['rpc', 'tls']),
-      message: `TLS needs rpc.tls.${missing} (--rpc-tls-${missing})`,
-    });
-  }
+function readRpc(input: BuildInput, sink: Sink): Config['rpc'] {
+  const {
+    host,
+    port,
+    insecure,
+    socket,
+    tokens_file: tokensFile,
+    tls,
+    max_connections: maxConnections,
+  } = input.file.rpc;
   return {
     host,
     port,
     insecure,
     ...(socket === undefined ? {} : { socket }),
     ...(tokensFile === undefined ? {} : { tokensFile }),
-    ...(cert === undefined || key === undefined
-      ? {}
-      : { tls: { cert, key, ...(clientCa === undefined ? {} : { clientCa }) } }),
+    ...readTls(tls, ['rpc', 'tls'], '--rpc-tls', input, sink),
+    maxConnections,
   };
+}
+
+function readAdmin(input: BuildInput, sink: Sink): Config['admin'] {
+  const { host, port, insecure, tokens_file: tokensFile, tls, max_connections: maxConnections } = input.file.admin;
+  return {
+    host,
+    port,
+    insecure,
+    ...(tokensFile === undefined ? {} : { tokensFile }),
+    ...readTls(tls, ['admin', 'tls'], '--admin-tls', input, sink),
+    maxConnections,
+  };
+}
+
+/** A certificate and its key go together, and authorities of clients with both. */
+function readTls(
+  { cert, key, client_ca: clientCa }: FileConfig['rpc']['tls'],
+  path: readonly string[],
+  flag: string,
+  { locate }: BuildInput,
+  sink: Sink,
+): { readonly tls?: TlsConfig } {
+  if (cert !== undefined && key !== undefined) {
+    return { tls: { cert, key, ...(clientCa === undefined ? {} : { clientCa }) } };
+  }
+  if ((cert ?? key ?? clientCa) !== undefined) {
+    const missing = cert === undefined ? 'cert' : 'key';
+    sink.problems.push({ where: locate(path), message: `TLS needs ${path.join('.')}.${missing} (${flag}-${missing})` });
+  }
+  return {};
 }
 
 function readRpcClient(input: BuildInput, sink: Sink): Config['rpcClient'] {

@@ -1,5 +1,5 @@
 import type { BuildInput, Sink } from './build-input.ts';
-import { type Config, ROLE_NAMES, type RoleName } from './config.ts';
+import { type AdminConfig, type Config, ROLE_NAMES, type RoleName } from './config.ts';
 import { remoteSources } from './discovery.ts';
 import { isLoopback } from './instance-url.ts';
 import type { ListenPort } from './values.ts';
@@ -112,13 +112,8 @@ function checkStore({ roles, store }: Config, { file, locate }: BuildInput, sink
 
 function checkListeners(config: Config, input: BuildInput, sink: Sink): void {
   const { rpc, admin, facade } = config;
-  if (admin.port !== 'off' && !admin.insecure && !isLoopback(admin.host)) {
-    sink.problems.push({
-      where: input.locate(['admin', 'host']),
-      message: `other machines reach ${admin.host}, and the admin port has no authentication; use 127.0.0.1, or allow it with --insecure-admin`,
-    });
-  }
-  if (rpc.port !== 'off' && !isLoopback(rpc.host)) checkRpcReach(rpc, input, sink);
+  if (admin.port !== 'off' && !isLoopback(admin.host)) checkReach('admin', admin, input, sink);
+  if (rpc.port !== 'off' && !isLoopback(rpc.host)) checkReach('rpc', rpc, input, sink);
   const open: readonly Listener[] = [
     ...(config.roles.includes('facade') ? [{ name: 'facade' as const, host: facade.host, port: facade.port }] : []),
     { name: 'rpc', host: rpc.host, port: rpc.port },
@@ -143,18 +138,19 @@ function checkListeners(config: Config, input: BuildInput, sink: Sink): void {
   }
 }
 
-/** The RPC port on an address that other machines reach. */
-function checkRpcReach(rpc: Config['rpc'], input: BuildInput, sink: Sink): void {
-  const where = input.locate(['rpc', 'host']);
-  const known = rpc.tokensFile !== undefined || rpc.tls?.clientCa !== undefined;
-  if (!known && !rpc.insecure) {
+/** The RPC or the admin port on an address that other machines reach. */
+function checkReach(name: 'rpc' | 'admin', listener: AdminConfig, input: BuildInput, sink: Sink): void {
+  const { host, tls, tokensFile, insecure } = listener;
+  const where = input.locate([name, 'host']);
+  const known = tokensFile !== undefined || tls?.clientCa !== undefined;
+  if (!known && !insecure) {
     sink.problems.push({
       where,
-      message: `other machines reach ${rpc.host}, and the rpc port knows no callers; give tokens (--rpc-tokens-file) or authorities of certificates (--rpc-tls-client-ca), use 127.0.0.1, or allow it with --insecure-rpc`,
+      message: `other machines reach ${host}, and the ${name} port knows no callers; give tokens (--${name}-tokens-file) or authorities of certificates (--${name}-tls-client-ca), use 127.0.0.1, or allow it with --insecure-${name}`,
     });
   }
-  if (rpc.tokensFile !== undefined && rpc.tls === undefined) {
-    sink.warnings.push({ where, message: `tokens cross the network to ${rpc.host} without TLS (--rpc-tls-cert)` });
+  if (tokensFile !== undefined && tls === undefined) {
+    sink.warnings.push({ where, message: `tokens cross the network to ${host} without TLS (--${name}-tls-cert)` });
   }
 }
 

@@ -23,13 +23,30 @@ export interface ListenConfig {
   readonly insecure: boolean;
 }
 
+/** TLS of a listener; files are paths as given. */
+export interface TlsConfig {
+  readonly cert: string;
+  readonly key: string;
+  /** Authorities of the certificates that clients must show. */
+  readonly clientCa?: string;
+}
+
+/** The admin port; files are paths as given. */
+export interface AdminConfig extends ListenConfig {
+  /** File with the hashes of operators' tokens; absent: those of the RPC port, for changes alone. */
+  readonly tokensFile?: string;
+  readonly tls?: TlsConfig;
+  readonly maxConnections: number;
+}
+
 /** The RPC port; files are paths as given. */
 export interface RpcConfig extends ListenConfig {
   /** Path of a unix socket beside the port. */
   readonly socket?: string;
   /** File with the hashes of tokens; absent: callers need none. */
   readonly tokensFile?: string;
-  readonly tls?: { readonly cert: string; readonly key: string; readonly clientCa?: string };
+  readonly tls?: TlsConfig;
+  readonly maxConnections: number;
 }
 
 /** Signed tokens of clients; times in milliseconds. */
@@ -85,6 +102,11 @@ export interface Config {
     readonly holdBytes: number;
     readonly streamBufferBytes: number;
     readonly metrics: boolean;
+    readonly tls?: TlsConfig;
+    readonly maxConnections: number;
+    readonly headerBytes: number;
+    readonly headerCount: number;
+    readonly headerMs: number;
   };
   readonly auth: {
     /** File with the hashes of clients' keys; absent: clients need none. */
@@ -94,7 +116,7 @@ export interface Config {
   readonly tenant: TenantConfig;
   readonly rpc: RpcConfig;
   readonly rpcClient: RpcClientConfig;
-  readonly admin: ListenConfig;
+  readonly admin: AdminConfig;
   readonly store: StoreConfig;
   readonly kvConnector: string;
   readonly policy: { readonly prefill: string; readonly decode: string };

@@ -77,6 +77,9 @@ export const FLAGS: readonly FlagSpec[] = [
   ...group('Listening:', [
     one('host', 'addr', 'address of the OpenAI API (0.0.0.0)', 'facade.host'),
     one('port', 'port', 'its port (8000); 0: any free port, off: none', 'facade.port'),
+    one('tls-cert', 'file', 'its certificate, PEM (no TLS)', 'facade.tls.cert'),
+    one('tls-key', 'file', 'its private key', 'facade.tls.key'),
+    one('tls-client-ca', 'file', 'clients need a certificate of these authorities (none)', 'facade.tls.client_ca'),
     one('api-keys-file', 'file', 'keys of clients, a tenant and a hash a line (none)', 'auth.api_keys_file'),
     one('jwks-url', 'url', 'keys of the issuer of tokens, JWKS (none)', 'auth.jwt.jwks_url'),
     one('jwks-file', 'file', 'file with these keys (none)', 'auth.jwt.jwks_file'),
@@ -94,6 +97,15 @@ export const FLAGS: readonly FlagSpec[] = [
     one('rpc-tls-client-ca', 'file', 'RPC callers need a certificate of these authorities (none)', 'rpc.tls.client_ca'),
     one('admin-host', 'addr', 'address of metrics and administration (127.0.0.1)', 'admin.host'),
     one('admin-port', 'port', 'their port (29000)', 'admin.port'),
+    one('admin-tokens-file', 'file', 'tokens of operators, a name and a hash a line (none)', 'admin.tokens_file'),
+    one('admin-tls-cert', 'file', 'certificate of the admin port, PEM (no TLS)', 'admin.tls.cert'),
+    one('admin-tls-key', 'file', 'its private key', 'admin.tls.key'),
+    one(
+      'admin-tls-client-ca',
+      'file',
+      'operators need a certificate of these authorities (none)',
+      'admin.tls.client_ca',
+    ),
     toggle('insecure-admin', 'let other machines reach admin without authentication', 'admin.insecure'),
   ]),
   ...group('Routing and KV:', [

@@ -48,8 +48,15 @@ const listen = (host: string, port: ListenPort, what: string) => ({
   port: field(parseListenPort, port, `Port ${what} listens on; 0 takes any free port, \`off\` opens no listener.`),
 });
 
-const insecure = (what: string) =>
-  field(parseBoolean, false, `Allows ${what}, which has no authentication, on an address that other machines reach.`);
+const tls = (what: string, who: string) =>
+  section({
+    cert: optional(parseText, 'none: no TLS', `Certificate of ${what} with its chain, a PEM file.`),
+    key: optional(parseText, 'none', 'Its private key, a PEM file.'),
+    client_ca: optional(parseText, 'none', `Authorities of the certificates that ${who} must show (mTLS), a PEM file.`),
+  });
+
+const maxConnections = (fallback: number) =>
+  field(countParser(1, 1_000_000), fallback, 'Connections at a time; one more is closed at once.');
 
 const engineKeys = {
   connector: optional(parseText, '`kv_connector`', 'Connector of these engines.'),
@@ -219,6 +226,15 @@ export const fileSchema = z.strictObject({
       field(parseSize, '256KiB', 'How much of a stream waits for a slow client before reading from the engine stops.'),
     ),
     metrics: field(parseBoolean, false, 'Also serves `/metrics` on the front door.'),
+    tls: tls('the front door', 'clients'),
+    max_connections: maxConnections(20_000),
+    header_limit: field(parseSize, '32KiB', 'Largest head of a request; a larger one is answered with 431.'),
+    max_headers: field(countParser(10, 1000), 200, 'Header lines of a request; more are answered with 431.'),
+    header_timeout: field(
+      parseDuration,
+      '30s',
+      'For the head of a request to come, on a new connection too, and for a TLS handshake; then 408.',
+    ),
   }),
   auth: section({
     api_keys_file: optional(
@@ -290,15 +306,8 @@ export const fileSchema = z.strictObject({
     ),
     socket: optional(parseText, 'none', 'Path of a unix socket that serves the same as the RPC port.'),
     tokens_file: optional(parseText, 'none', 'File with the hashes of tokens; with it a caller needs one of them.'),
-    tls: section({
-      cert: optional(parseText, 'none: no TLS', 'Certificate of the RPC port with its chain, a PEM file.'),
-      key: optional(parseText, 'none', 'Its private key, a PEM file.'),
-      client_ca: optional(
-        parseText,
-        'none',
-        'Authorities of the certificates that callers must show (mTLS), a PEM file.',
-      ),
-    }),
+    tls: tls('the RPC port', 'callers'),
+    max_connections: maxConnections(4096),
   }),
   rpc_client: section({
     token_file: optional(parseText, '`BATON_RPC_TOKEN`', 'File with the token for the RPC ports of other processes.'),
@@ -306,7 +315,21 @@ export const fileSchema = z.strictObject({
     cert: optional(parseText, 'none', 'Certificate shown to the RPC ports of other processes, a PEM file.'),
     key: optional(parseText, 'none', 'Its private key, a PEM file.'),
   }),
-  admin: section({ ...listen('127.0.0.1', 29000, 'the admin port'), insecure: insecure('the admin port') }),
+  admin: section({
+    ...listen('127.0.0.1', 29000, 'the admin port'),
+    insecure: field(
+      parseBoolean,
+      false,
+      'Allows the admin port on an address that other machines reach, without tokens and without certificates of clients.',
+    ),
+    tokens_file: optional(
+      parseText,
+      'none: `rpc.tokens_file` for changes',
+      'File with the hashes of tokens; with it whoever asks for anything but `/liveness` needs one of them.',
+    ),
+    tls: tls('the admin port', 'clients'),
+    max_connections: maxConnections(1024),
+  }),
   store: section({
     backend: field(parseText, 'memory', 'Where the KV cache store keeps entries: `memory` or `valkey`.'),
     snapshot_file: optional(

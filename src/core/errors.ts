@@ -29,6 +29,7 @@ export const ERROR_REASONS = {
   BODY_INVALID_JSON: { code: 'invalid_argument', httpStatus: 400, type: 'invalid_request_error' },
   BODY_NOT_OBJECT: { code: 'invalid_argument', httpStatus: 400, type: 'invalid_request_error' },
   BODY_TOO_LARGE: { code: 'resource_exhausted', httpStatus: 413, type: 'invalid_request_error' },
+  HEADERS_TOO_LARGE: { code: 'resource_exhausted', httpStatus: 431, type: 'invalid_request_error' },
   BODY_INCOMPLETE: { code: 'invalid_argument', httpStatus: 400, type: 'invalid_request_error' },
   CONTENT_ENCODING_UNSUPPORTED: { code: 'invalid_argument', httpStatus: 415, type: 'invalid_request_error' },
   KV_TRANSFER_PARAMS_REFUSED: { code: 'invalid_argument', httpStatus: 400, type: 'invalid_request_error' },

@@ -1,5 +1,5 @@
 import type { Socket } from 'node:net';
-import Fastify, { type FastifyError, type FastifyInstance, type FastifyReply, type FastifyRequest } from 'fastify';
+import type { FastifyError, FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import type { Instance } from '../../gen/baton/v1/instance_pb.ts';
 import { InstanceState } from '../../gen/baton/v1/instance_pb.ts';
 import { BatonError } from '../core/errors.ts';
@@ -15,6 +15,7 @@ import { toRequestError } from './errors.ts';
 import { GENERATE_ROUTES, type GenerateDeps, refuseEarly, serveGenerate } from './generate.ts';
 import { lingerAfter } from './linger.ts';
 import { NO_SCHEMAS } from './no-schemas.ts';
+import { type HttpTls, limitConnections, openServer, type ServerLimits } from './server-options.ts';
 import { watchBodies } from './stalled-bodies.ts';
 import { type ProxyRules, takeProxyHeaders } from './tenant-header.ts';
 import { closeUnusedConnections } from './unused-connections.ts';
@@ -54,12 +55,15 @@ export interface FacadeDeps extends Pick<GenerateDeps, 'metrics' | 'log'> {
   /** No request can be planned: the router of another process is away. */
   readonly isRouterAway: () => boolean;
   readonly bodyLimitBytes: number;
+  readonly limits: ServerLimits;
+  /** Header lines of a request. */
+  readonly headerCount: number;
+  /** Default: cleartext. */
+  readonly tls: HttpTls | undefined;
   /** Serve `/metrics` here too (`--metrics-on-facade`). */
   readonly exposeMetrics: boolean;
 }
 
-/** Node's own limit for the head of a request; the body may take as long as it needs while it comes. */
-const HEADERS_TIMEOUT_MS = 60_000;
 /** Longer than common load balancers keep theirs, so that it is never this side that closes first. */
 const KEEP_ALIVE_MS = 75_000;
 
@@ -69,7 +73,8 @@ const STALLED = Object.assign(new Error('the body stopped coming'), { code: 'ERR
 /** Builds the OpenAI-compatible front door; it does not listen yet. */
 export function buildFacade(deps: FacadeDeps): FastifyInstance {
   const broken = new BrokenRequests();
-  const app = Fastify({
+  const { limits, tls } = deps;
+  const app = openServer(limits, tls, {
     schemaController: NO_SCHEMAS,
     bodyLimit: deps.bodyLimitBytes,
     logger: false,
@@ -86,7 +91,7 @@ export function buildFacade(deps: FacadeDeps): FastifyInstance {
     },
   });
   broken.watch(app.server);
-  app.server.headersTimeout = HEADERS_TIMEOUT_MS;
+  limitConnections(app, 'facade', limits, deps.log);
   closeUnusedConnections(app);
   watchBodies(
     app,
@@ -99,6 +104,7 @@ export function buildFacade(deps: FacadeDeps): FastifyInstance {
     // Bodies are bytes whatever their type says; Fastify would refuse a type that it cannot read.
     delete request.raw.headers['content-type'];
     if (request.headers.origin !== undefined) reply.header('access-control-allow-origin', '*');
+    if (request.raw.rawHeaders.length > 2 * deps.headerCount) throw tooManyHeaders(deps.headerCount);
     // The client's next request goes to another one.
     if (deps.isStopping()) reply.raw.shouldKeepAlive = false;
     const id = acceptedRequestId(request.headers['x-request-id']);
@@ -136,6 +142,13 @@ export function buildFacade(deps: FacadeDeps): FastifyInstance {
     return refuseEarly(NO_SUCH_PATH, reply);
   });
   return app;
+}
+
+function tooManyHeaders(most: number): BatonError {
+  return new BatonError({
+    reason: 'HEADERS_TOO_LARGE',
+    message: `The request has more than ${most} header lines (facade.max_headers).`,
+  });
 }
 
 /** Routes without a key: what load balancers, probes and scrapers read. Every other one asks for it, as vLLM's do. */

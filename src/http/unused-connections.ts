@@ -1,5 +1,6 @@
 import type { IncomingMessage, Server, ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
+import { Server as TlsServer } from 'node:tls';
 import type { FastifyInstance } from 'fastify';
 
 /**
@@ -11,7 +12,18 @@ export function closeUnusedConnections(app: FastifyInstance): void {
   const running = new Map<Socket, number>();
   let closing = false;
   const server: Server = app.server;
-  server.on('connection', (socket: Socket) => {
+  const isSecure = server instanceof TlsServer;
+  /** Connections without their TLS handshake yet, by the peer. */
+  const shaking = new Map<string, Socket>();
+  if (isSecure) {
+    server.on('connection', (socket: Socket) => {
+      const peer = peerOf(socket);
+      shaking.set(peer, socket);
+      socket.once('close', () => void (shaking.get(peer) === socket && shaking.delete(peer)));
+    });
+  }
+  server.on(isSecure ? 'secureConnection' : 'connection', (socket: Socket) => {
+    shaking.delete(peerOf(socket));
     if (closing) {
       socket.destroy();
       return;
@@ -30,5 +42,10 @@ export function closeUnusedConnections(app: FastifyInstance): void {
   app.addHook('preClose', async () => {
     closing = true;
     for (const [socket, requests] of running) if (requests === 0) socket.destroy();
+    for (const socket of shaking.values()) socket.destroy();
   });
+}
+
+function peerOf({ remoteAddress, remotePort }: Socket): string {
+  return `${remoteAddress} ${remotePort}`;
 }

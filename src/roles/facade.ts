@@ -14,6 +14,7 @@ import { createAuthenticate, type TokenCheck } from '../http/authenticate.ts';
 import { buildFacade, type StoreHealth } from '../http/facade.ts';
 import type { GenerateDeps } from '../http/generate.ts';
 import type { ReplySink } from '../http/reply-sink.ts';
+import { renewTls } from '../http/server-options.ts';
 import { type ProxyRules, trustedPeers } from '../http/tenant-header.ts';
 import type { Logger } from '../obs/log.ts';
 import { createLogLimit } from '../obs/log-limit.ts';
@@ -30,6 +31,7 @@ import { SilenceWatch } from '../services/silence-watch.ts';
 import { TenantLimits } from '../services/tenant-limits.ts';
 import type { EngineHeadersOf } from './credentials.ts';
 import { type RouterLink, routerError } from './router-link.ts';
+import { watchServerTls } from './server-tls.ts';
 import { watchFiles, watchKeys } from './watched-files.ts';
 
 /** What the facade of a process is made of. */
@@ -52,9 +54,13 @@ export interface FacadeParts extends RouterLink {
 
 /** Builds the facade; it does not listen yet. */
 export function buildFacadeOf(parts: FacadeParts): FastifyInstance {
-  const { settings, view, metrics, log, version, storeHealth } = parts;
+  const { settings, view, metrics, log, version, storeHealth, stack } = parts;
   const config = settings.current;
-  return buildFacade({
+  const tls =
+    config.facade.tls === undefined
+      ? undefined
+      : stack.use(watchServerTls('facade.tls', config.facade.tls, log, (next) => renewTls(facade, next)));
+  const facade = buildFacade({
     generate: generateDeps(parts),
     view,
     connector: config.kvConnector,
@@ -69,7 +75,15 @@ export function buildFacadeOf(parts: FacadeParts): FastifyInstance {
     isRouterAway: () => parts.routerCheck?.isAway === true,
     bodyLimitBytes: config.facade.bodyLimitBytes,
     exposeMetrics: config.facade.metrics,
+    limits: {
+      headerBytes: config.facade.headerBytes,
+      headerMs: config.facade.headerMs,
+      connections: config.facade.maxConnections,
+    },
+    headerCount: config.facade.headerCount,
+    tls: tls?.current,
   });
+  return facade;
 }
 
 function proxyRules(settings: Settings): () => ProxyRules {

@@ -1,3 +1,4 @@
+import { X509Certificate } from 'node:crypto';
 import { createSecureContext } from 'node:tls';
 import { holdsCertificate } from '../core/pem.ts';
 import { StartError } from './listen.ts';
@@ -36,6 +37,20 @@ export function checkPem({ cert, key, ca }: PemTexts): void {
   } catch (error) {
     throw new StartError(whyRefused(error), { cause: error });
   }
+  if (cert !== undefined) checkTime(new X509Certificate(cert));
+}
+
+/** Whoever checks the certificate would turn away; and one that is replaced in time by such a one stays in use. */
+function checkTime({ validFromDate, validToDate }: X509Certificate): void {
+  const now = Date.now();
+  if (validToDate.getTime() <= now) throw new StartError(`the certificate expired on ${day(validToDate)}; renew it`);
+  if (validFromDate.getTime() > now) {
+    throw new StartError(`the certificate is valid from ${day(validFromDate)} on; is the clock of this machine right?`);
+  }
+}
+
+function day(date: Date): string {
+  return date.toISOString().slice(0, 16).replace('T', ' ').concat(' UTC');
 }
 
 /** By the codes of Node and OpenSSL. */

@@ -5,12 +5,12 @@ import type { Logger } from '../obs/log.ts';
 import type { FaultSink } from '../rpc/bind.ts';
 import { type CallerOf, createCallerOf } from '../rpc/caller.ts';
 import { RPC_MAX_TIMEOUT_MS } from '../rpc/limits.ts';
-import { type RpcListener, type ServerTls, startRpcListener } from '../rpc/listener.ts';
+import { type RpcListener, startRpcListener } from '../rpc/listener.ts';
 import type { RpcServices } from '../rpc/routes.ts';
 import { SocketPathError } from '../rpc/unix-socket.ts';
 import { failStart, formatAddress, StartError } from './listen.ts';
-import { checkPem } from './pem.ts';
-import { watchFiles, watchKeys } from './watched-files.ts';
+import { watchServerTls } from './server-tls.ts';
+import { watchKeys } from './watched-files.ts';
 
 /** Where the RPC services of a process are reached. */
 export interface RpcAddresses {
@@ -28,21 +28,31 @@ export interface RpcParts {
   readonly stack: AsyncDisposableStack;
 }
 
-/** Tells who calls, by the file of tokens, which the stack stops to watch. */
+/** Tells who calls the RPC port, by its file of tokens, which the stack stops to watch. */
 export function watchCallers(config: Config, log: Logger, stack: AsyncDisposableStack): CallerOf {
-  const tokens =
-    config.rpc.tokensFile === undefined
-      ? undefined
-      : watchKeys('rpc.tokens_file', config.rpc.tokensFile, parseRpcTokens, log);
-  if (tokens !== undefined) stack.use(tokens);
-  return createCallerOf(() => tokens?.current, config.reuse.unsafe);
+  const { tokensFile } = config.rpc;
+  if (tokensFile === undefined) return createCallerOf(() => undefined, config.reuse.unsafe);
+  return watchTokens('rpc.tokens_file', tokensFile, config.reuse.unsafe, log, stack);
+}
+
+/** Tells who calls by a file of tokens, which the stack stops to watch; `name` is its key of the settings. */
+export function watchTokens(
+  name: string,
+  file: string,
+  unsafe: boolean,
+  log: Logger,
+  stack: AsyncDisposableStack,
+): CallerOf {
+  const tokens = stack.use(watchKeys(name, file, parseRpcTokens, log));
+  return createCallerOf(() => tokens.current, unsafe);
 }
 
 /** Opens the RPC port and the socket, as far as the settings want them; the stack drains and closes both. */
 export async function openRpc({ settings, services, callerOf, onFault, log, stack }: RpcParts): Promise<RpcAddresses> {
   const config = settings.current;
   const { host, port, socket, tls } = config.rpc;
-  const watchedTls = tls === undefined || port === 'off' ? undefined : watchTls(tls, log, (next) => rpc.useTls(next));
+  const watchedTls =
+    tls === undefined || port === 'off' ? undefined : watchServerTls('rpc.tls', tls, log, (next) => rpc.useTls(next));
   if (watchedTls !== undefined) stack.use(watchedTls);
   const rpc: RpcListener = await startRpcListener({
     host,
@@ -52,6 +62,7 @@ export async function openRpc({ settings, services, callerOf, onFault, log, stac
     services,
     callerOf,
     onFault,
+    maxConnections: config.rpc.maxConnections,
   }).catch((error: unknown) => failRpc(error, config.rpc));
   // 0 is no limit.
   stack.defer(() => rpc.close(settings.current.timeouts.drainMs || RPC_MAX_TIMEOUT_MS));
@@ -69,21 +80,4 @@ function failRpc(error: unknown, { host, port, socket }: Config['rpc']): never {
     throw new StartError(`cannot listen on ${socket}: ${code} (--rpc-socket)`, { cause: error });
   }
   return failStart(error, host, port, '--rpc-port');
-}
-
-function watchTls(tls: NonNullable<Config['rpc']['tls']>, log: Logger, use: (tls: ServerTls) => void) {
-  const { cert, key, clientCa } = tls;
-  return watchFiles({
-    files: [
-      { name: 'rpc.tls.cert', path: cert },
-      { name: 'rpc.tls.key', path: key },
-      ...(clientCa === undefined ? [] : [{ name: 'rpc.tls.client_ca', path: clientCa }]),
-    ],
-    make: ([certText = '', keyText = '', ca]): ServerTls => {
-      checkPem({ cert: certText, key: keyText, ca });
-      return { cert: certText, key: keyText, ...(ca === undefined ? {} : { clientCa: ca }) };
-    },
-    use,
-    log,
-  });
 }

@@ -27,6 +27,8 @@ export interface RpcListenerOptions {
   readonly onFault: FaultSink;
   /** A socket that says too little to tell its protocol is closed after this time, milliseconds. Default 10,000. */
   readonly silentMs?: number;
+  /** Connections of the port at a time; one more is closed at once. Default no limit. */
+  readonly maxConnections?: number;
 }
 
 /** TLS of a server; each member as PEM. */
@@ -83,8 +85,7 @@ export async function startRpcListener(options: RpcListenerOptions): Promise<Rpc
     });
     handler.handle(request, response);
   };
-  // A session that runs out of its memory budget refuses streams; the default does not hold one full message.
-  const http2Server = createHttp2Server({ maxSessionMemory: 64 }, handler.handle);
+  const http2Server = createHttp2Server(HTTP2_LIMITS, handler.handle);
   http2Server.on('session', (session) => {
     sessions.add(session);
     const timer = setTimeout(() => session.destroy(), silentMs);
@@ -115,6 +116,7 @@ export async function startRpcListener(options: RpcListenerOptions): Promise<Rpc
     if (options.port !== 'off') {
       const { host, port } = options;
       const server = options.tls === undefined ? openCleartext() : openSecure(options.tls);
+      if (options.maxConnections !== undefined) server.maxConnections = options.maxConnections;
       await listening(server, () => server.listen(port, host));
       servers.push(server);
       address = addressOf(server);
@@ -160,6 +162,9 @@ export async function startRpcListener(options: RpcListenerOptions): Promise<Rpc
     [Symbol.asyncDispose]: () => (closing ??= close(0)),
   };
 }
+
+/** A session that runs out of its memory budget refuses streams; the default does not hold one full message. */
+const HTTP2_LIMITS = { maxSessionMemory: 64, settings: { maxConcurrentStreams: 1000, maxHeaderListSize: 32_768 } };
 
 /** A whole request has to come within so many times the time that a silent connection has. */
 const REQUEST_SILENCES = 3;

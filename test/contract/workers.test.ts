@@ -3,6 +3,7 @@ import { afterEach, describe, expect, it } from 'vitest';
 import { PoolRegistry } from '../../gen/baton/v1/pool_registry_pb.ts';
 import { BatonError } from '../../src/core/errors.ts';
 import { buildAdmin } from '../../src/http/admin.ts';
+import { createLogger } from '../../src/obs/log.ts';
 import { Metrics } from '../../src/obs/metrics.ts';
 import { createDirectClient } from '../../src/rpc/direct-client.ts';
 import { batonErrorFrom } from '../../src/rpc/errors.ts';
@@ -37,6 +38,10 @@ function setUpAdmin(ids: readonly string[], tokens?: Callers) {
       registry: createDirectClient(PoolRegistry, world.registry),
       toBatonError: (error) => batonErrorFrom(error, 'INTERNAL'),
       connector: 'nixl',
+    },
+    {
+      limits: { headerBytes: 32_768, headerMs: 30_000, connections: 10 },
+      log: createLogger({ level: 'silent', format: 'json' }),
     },
   );
   open = app;

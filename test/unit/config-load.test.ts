@@ -48,11 +48,15 @@ describe('defaults', () => {
         holdBytes: 65_536,
         streamBufferBytes: 262_144,
         metrics: false,
+        maxConnections: 20_000,
+        headerBytes: 32_768,
+        headerCount: 200,
+        headerMs: 30_000,
       },
       auth: {},
-      rpc: { host: '127.0.0.1', port: 50_051, insecure: false },
+      rpc: { host: '127.0.0.1', port: 50_051, insecure: false, maxConnections: 4096 },
       rpcClient: {},
-      admin: { host: '127.0.0.1', port: 29_000, insecure: false },
+      admin: { host: '127.0.0.1', port: 29_000, insecure: false, maxConnections: 1024 },
       store: { backend: 'memory', maxBytes: 1024 ** 3, tenantEntries: 100_000, tenantBytes: 256 * 1024 ** 2 },
       kvConnector: 'nixl',
       policy: { prefill: 'round_robin', decode: 'round_robin' },
@@ -434,6 +438,7 @@ describe('what belongs together', () => {
       '--rpc-host: other machines reach 0.0.0.0, and the rpc port knows no callers; give tokens (--rpc-tokens-file) or authorities of certificates (--rpc-tls-client-ca), use 127.0.0.1, or allow it with --insecure-rpc',
     ]);
     expect(problems({ flags: { 'admin-host': '::' } })[0]).toContain('--insecure-admin');
+    expect(problems({ flags: { 'admin-host': '::', 'admin-tokens-file': 'tokens.txt' } })).toEqual([]);
     expect(
       problems({
         flags: { 'rpc-host': '0.0.0.0', 'insecure-rpc': 'true', 'admin-host': '10.0.0.1', 'insecure-admin': 'true' },

@@ -16,7 +16,7 @@ const FAMILIES: Readonly<Record<string, readonly number[]>> = {
   unauthenticated: [401],
   permission_denied: [403, 502],
   aborted: [409],
-  resource_exhausted: [413, 429, 503],
+  resource_exhausted: [413, 429, 431, 503],
   unimplemented: [405, 501],
   unavailable: [502, 503],
   deadline_exceeded: [504],

@@ -17,6 +17,11 @@ test.each([
   ['no key', { cert, key: 'hello' }, /^the file of key holds no private key/],
   ['no authorities', { ca: '' }, /^the file of authorities holds no certificate/],
   ['the key of another', { cert, key: read('client.key') }, /^the key is not that of the certificate$/],
+  [
+    'an expired certificate',
+    { cert: read('expired.pem'), key: read('expired.key') },
+    /^the certificate expired on .* UTC; renew it$/,
+  ],
   ['half a file', { cert: cert.replace(/\n.{20}/, '\n'), key }, /^the certificate or the key is damaged \(ERR_\w+\)$/],
 ])('%s are told in words', (_, texts, message) => {
   expect(() => checkPem(texts)).toThrow(message);
