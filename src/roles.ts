@@ -1,5 +1,6 @@
 import { AsyncDisposableStack } from '@whatwg-node/disposablestack';
 import { PoolRegistry } from '../gen/baton/v1/pool_registry_pb.ts';
+import { Router } from '../gen/baton/v1/router_pb.ts';
 import type { Config } from './config/config.ts';
 import { remoteSources } from './config/discovery.ts';
 import { derive, follow, Settings } from './config/settings.ts';
@@ -25,9 +26,11 @@ import { linkRouter } from './roles/router-link.ts';
 import { openRpc, watchCallers } from './roles/rpc-port.ts';
 import { startSources } from './roles/sources.ts';
 import { openStore, watchStore } from './roles/store.ts';
+import { openTracer } from './roles/tracing.ts';
 import { createDirectClient } from './rpc/direct-client.ts';
 import { batonErrorFrom } from './rpc/errors.ts';
 import type { RpcServices } from './rpc/routes.ts';
+import { traceCalls } from './rpc/trace-calls.ts';
 import { SYSTEM_CLOCK } from './services/clock.ts';
 import type { InstanceView } from './services/instance-view.ts';
 import { OwnerWatch } from './services/owner-watch.ts';
@@ -71,13 +74,14 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   const version = readVersion();
   const metrics = new Metrics({ version });
   stack.use(metrics.watchEventLoop());
+  const tracer = await openTracer(config.tracing, version, metrics, log, stack);
   const settings = new Settings(config);
   let leftOut: ReloaderDeps['leftOut'] = async () => [];
   const reloader = new Reloader({ source: options.reload, settings, metrics, log, leftOut: () => leftOut() });
   const has = (role: Config['roles'][number]) => config.roles.includes(role);
   const connector = has('facade') ? firstTokenConnector(config) : undefined;
   const notices = connector === undefined ? undefined : await openNotices(config, metrics, stack);
-  const connectTo = createPeers(config.rpcClient, log, stack);
+  const connectTo = createPeers(config.rpcClient, tracer, log, stack);
   const sims = config.sim === undefined ? undefined : await startSims(config, stack, log, notices?.address);
   const onFault = ({ method, error }: { readonly method: string; readonly error: unknown }) =>
     log.error({ method, ...errorFields(error) }, 'call failed');
@@ -103,7 +107,7 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   watchPools(metrics, view);
 
   if (has('kvstore')) keepCollectionsShort();
-  const localStore = has('kvstore') ? await openStore(config.store, log, metrics, onFault, stack) : undefined;
+  const localStore = has('kvstore') ? await openStore(config.store, tracer, log, metrics, onFault, stack) : undefined;
   // A router without a store beside it uses the one it is told of, and a facade empties its release queues; reuse is off
   // without one.
   const store =
@@ -115,10 +119,10 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
   if (registry !== undefined) {
     stack.use(new DrainEnd({ registry, clock: SYSTEM_CLOCK, ...(store === undefined ? {} : { store }) }));
   }
-  const routerService = has('router') ? buildRouter(settings, view, store, metrics, log) : undefined;
+  const routerService = has('router') ? buildRouter(settings, view, store, tracer, metrics, log) : undefined;
   const poolRegistry = registry ?? (has('router') ? relayRegistry(registryElsewhere(config, connectTo)) : undefined);
   const services: RpcServices = {
-    ...(routerService === undefined ? {} : { router: routerService }),
+    ...(routerService === undefined ? {} : { router: traceCalls(Router, routerService, tracer) }),
     ...(poolRegistry === undefined ? {} : { poolRegistry }),
     ...(localStore === undefined ? {} : { kvCacheStore: localStore.service }),
   };
@@ -157,10 +161,10 @@ export async function startBaton(config: Config, options: StartOptions = {}): Pr
       replies,
       settings,
       view,
-      ...linkRouter(settings, routerService, connectTo, onFault, log, stack),
+      ...linkRouter(settings, services.router, connectTo, onFault, log, stack),
       metrics,
       log,
-      tracer: undefined,
+      tracer,
       version,
       engines,
       engineHeaders,

@@ -126,6 +126,11 @@ export function buildConfig(input: BuildInput): Built {
       slowStartMs: file.health.slow_start,
     },
     log: { level: file.log.level, format: file.log.format ?? (input.terminal ? 'pretty' : 'json') },
+    tracing: {
+      ...(file.tracing.otlp_endpoint === undefined ? {} : { otlpEndpoint: file.tracing.otlp_endpoint.url }),
+      sampleRatio: file.tracing.sample_ratio,
+      serviceName: file.tracing.service_name,
+    },
     lmcache: readLmcache(input, sink, instances),
     ...(engines.sim === undefined ? {} : { sim: engines.sim }),
   };

@@ -157,6 +157,13 @@ export interface Config {
   readonly breaker: { readonly failures: number; readonly pairFailures: number; readonly openMs: number };
   readonly health: HealthConfig;
   readonly log: { readonly level: LogLevel; readonly format: 'json' | 'pretty' };
+  readonly tracing: {
+    /** Base URL of a collector that takes OTLP over HTTP; absent where no traces are wanted. */
+    readonly otlpEndpoint?: string;
+    /** Of the traces that begin here, 0 to 1. */
+    readonly sampleRatio: number;
+    readonly serviceName: string;
+  };
   readonly lmcache: LmcacheConfig;
   /** Present when simulated engines are to be started; `instances` is then empty. */
   readonly sim?: SimConfig;

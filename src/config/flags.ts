@@ -143,6 +143,7 @@ export const FLAGS: readonly FlagSpec[] = [
     one('store-snapshot', 'file', 'keeps the entries of the memory store over a restart (none)', 'store.snapshot_file'),
     one('registry-state', 'file', 'keeps registered engines and drains over a restart (none)', 'registry.state_file'),
     toggle('metrics-on-facade', 'also serve /metrics on the front door', 'facade.metrics'),
+    one('otlp-endpoint', 'url', 'collector of traces, OTLP over HTTP (none)', 'tracing.otlp_endpoint'),
     one('log-level', 'level', 'trace, debug, info, warn, error, fatal, silent (info)', 'log.level'),
     one('log-format', 'form', 'json or pretty (pretty on a terminal)', 'log.format'),
     one('drain-timeout', 'time', 'how long a stop waits for running requests (180s)', 'timeouts.drain'),

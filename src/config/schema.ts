@@ -532,6 +532,19 @@ export const fileSchema = z.strictObject({
     ),
     format: optional(choiceParser(['json', 'pretty']), '`pretty` on a terminal, else `json`', 'Form of log lines.'),
   }),
+  tracing: section({
+    otlp_endpoint: optional(
+      parseServerUrl,
+      'none',
+      'Collector that takes traces by OTLP over HTTP, `http(s)://host[:port][/prefix]`; spans go to `/v1/traces` below it.',
+    ),
+    sample_ratio: field(
+      numberParser(0, 1),
+      1,
+      'Share of the traces that begin here; a request that comes with a W3C `traceparent` goes by that.',
+    ),
+    service_name: field(parseText, 'baton', 'Name of the service in traces.'),
+  }),
   lmcache: section(lmcacheKeys),
 });
 

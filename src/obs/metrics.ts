@@ -106,6 +106,7 @@ export class Metrics {
   readonly #drains = this.#counter('baton_lmcache_drains_total');
   readonly #storeFailures = this.#counter('baton_store_failures_total');
   readonly #storeBreaker = this.#gauge('baton_store_breaker_open');
+  readonly #spans = this.#counter('baton_trace_spans_total');
   readonly #storeEntries = this.#gauge('baton_store_entries');
   readonly #storeReleaseQueue = this.#gauge('baton_store_release_queue');
   readonly #pinnedBlocks = this.#gauge('baton_pinned_kv_blocks');
@@ -348,6 +349,11 @@ export class Metrics {
   /** Counts what happened to the pins of a decode instance. */
   pinEvent(event: string): void {
     this.#pinEvents.inc({ event: this.#word('pin_event', event) });
+  }
+
+  /** Counts spans that were sent to the collector, or could not be. */
+  spansSent(result: 'exported' | 'failed', spans: number): void {
+    this.#spans.inc({ result }, spans);
   }
 
   /** Source of the gauges of pins. Default none. */

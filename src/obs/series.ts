@@ -276,6 +276,12 @@ export const SERIES = [
     labels: [],
   },
   {
+    name: 'baton_trace_spans_total',
+    kind: 'counter',
+    help: 'Spans of traces that were sent to the collector, by result: exported, failed.',
+    labels: ['result'],
+  },
+  {
     name: 'process_start_time_seconds',
     kind: 'gauge',
     help: 'Unix time at which this process began.',

@@ -1,6 +1,7 @@
 import type { Config } from '../config/config.ts';
 import { parseSecret } from '../config/values.ts';
 import type { Logger } from '../obs/log.ts';
+import type { Tracer } from '../obs/tracer.ts';
 import { connectRemote, type RemoteOptions, type RemoteServices } from '../rpc/clients.ts';
 import { StartError } from './listen.ts';
 import { checkPem } from './pem.ts';
@@ -10,13 +11,18 @@ import { watchFiles } from './watched-files.ts';
 export type ConnectTo = (url: string | undefined, options?: Pick<RemoteOptions, 'breaker' | 'onEnd'>) => RemoteServices;
 
 /** Reads what this process shows to others; nothing is read, and nothing watched, before the first connection. */
-export function createPeers(config: Config['rpcClient'], log: Logger, stack: AsyncDisposableStack): ConnectTo {
+export function createPeers(
+  config: Config['rpcClient'],
+  tracer: Tracer | undefined,
+  log: Logger,
+  stack: AsyncDisposableStack,
+): ConnectTo {
   let credentials: Omit<RemoteOptions, 'url'> | undefined;
   return (url, options) => {
     if (url === undefined)
       throw new StartError('a role that runs elsewhere needs its URL (--router-url, --registry-url)');
     credentials ??= { ...tokenOf(config, log, stack), ...tlsOf(config, log, stack) };
-    return stack.use(connectRemote({ url, ...credentials, ...options }));
+    return stack.use(connectRemote({ url, ...credentials, ...options, ...(tracer === undefined ? {} : { tracer }) }));
   };
 }
 

@@ -8,7 +8,7 @@ import type { FaultSink } from '../rpc/bind.ts';
 import type { RemoteServices } from '../rpc/clients.ts';
 import { createDirectClient } from '../rpc/direct-client.ts';
 import { batonErrorFrom, isRefusal } from '../rpc/errors.ts';
-import type { RouterService } from '../services/router.ts';
+import type { RpcServices } from '../rpc/routes.ts';
 import { RouterCheck } from '../services/router-check.ts';
 import { PeerLog } from './peer-log.ts';
 import type { ConnectTo } from './peers.ts';
@@ -23,7 +23,7 @@ export interface RouterLink {
 /** The router of this process, or the one that the settings name, which is asked regularly whether it serves. */
 export function linkRouter(
   settings: Settings,
-  local: RouterService | undefined,
+  local: RpcServices['router'],
   connectTo: ConnectTo,
   onFault: FaultSink,
   log: Logger,

@@ -4,6 +4,7 @@ import { derive, follow, type Settings } from '../config/settings.ts';
 import type { Policy, PolicySettings } from '../core/policy.ts';
 import type { Logger } from '../obs/log.ts';
 import type { Metrics } from '../obs/metrics.ts';
+import type { Tracer } from '../obs/tracer.ts';
 import { POLICIES } from '../policies/index.ts';
 import { BidirectionalTrials } from '../services/bidirectional-trials.ts';
 import { Bindings } from '../services/bindings.ts';
@@ -27,6 +28,7 @@ export function buildRouter(
   settings: Settings,
   view: InstanceView,
   store: Client<typeof KVCacheStore> | undefined,
+  tracer: Tracer | undefined,
   metrics: Metrics,
   log: Logger,
 ): RouterService {
@@ -60,7 +62,7 @@ export function buildRouter(
     observe: {
       planned: (mode, reason) => metrics.planned(mode, reason),
       queueLeft: (outcome, ms) => metrics.queueLeft(outcome, ms),
-      queued: () => undefined,
+      queued: (since, until) => tracer?.note('queue', since, until),
       breaker: (owner, to) => {
         metrics.breakerChanged(owner.scope, to);
         if (to === 'open') log.warn({ ...owner }, BREAKER_TEXTS[owner.scope]);

@@ -4,12 +4,14 @@ import { GetStatsResponseSchema, KVCacheStore } from '../../gen/baton/v1/kv_cach
 import type { Config } from '../config/config.ts';
 import type { Logger } from '../obs/log.ts';
 import type { Metrics } from '../obs/metrics.ts';
+import type { Tracer } from '../obs/tracer.ts';
 import type { FaultSink } from '../rpc/bind.ts';
 import { ServerBreaker } from '../rpc/breaker.ts';
 import { CALLER } from '../rpc/caller.ts';
 import type { RemoteOptions } from '../rpc/clients.ts';
 import { createDirectClient } from '../rpc/direct-client.ts';
 import { isRefusal } from '../rpc/errors.ts';
+import { traceCalls } from '../rpc/trace-calls.ts';
 import { EVERYTHING, KvCacheStoreService, type StoreCallContext } from '../services/kv-cache-store.ts';
 import { STORES } from '../stores/index.ts';
 import { type KvStore, type OpenStore, STORE_LIMITS, type StoreLimits, type StoreOptions } from '../stores/store.ts';
@@ -27,6 +29,7 @@ export interface LocalStore {
 /** Opens the store; the stack closes it. */
 export async function openStore(
   config: Config['store'],
+  tracer: Tracer | undefined,
   log: Logger,
   metrics: Metrics,
   onFault: FaultSink,
@@ -53,7 +56,7 @@ export async function openStore(
   // The router beside the store has told tenants apart before; calls through the port carry their caller.
   const callerOf = ({ protocolName, values }: StoreCallContext) =>
     protocolName === 'direct' ? EVERYTHING : values.get(CALLER);
-  const service = stack.use(new KvCacheStoreService({ store, limits, callerOf }));
+  const service = traceCalls(KVCacheStore, stack.use(new KvCacheStoreService({ store, limits, callerOf })), tracer);
   const client = createDirectClient(KVCacheStore, service, onFault);
   // Nothing is counted while the server behind the store is away; who looks at the counts is not refused for that.
   const readStats = () => client.getStats({}).catch(() => create(GetStatsResponseSchema));

@@ -12,8 +12,10 @@ import { KVCacheStore } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import { PoolRegistry } from '../../gen/baton/v1/pool_registry_pb.ts';
 import { Router } from '../../gen/baton/v1/router_pb.ts';
 import { Health } from '../../gen/grpc/health/v1/health_pb.ts';
+import type { Tracer } from '../obs/tracer.ts';
 import { breakerInterceptor, type ServerBreaker } from './breaker.ts';
 import { RPC_MAX_MESSAGE_BYTES } from './limits.ts';
+import { traceInterceptor } from './trace-calls.ts';
 
 /** Where another process serves RPC, and how to speak with it. */
 export interface RemoteOptions {
@@ -34,6 +36,8 @@ export interface RemoteOptions {
   readonly breaker?: ServerBreaker;
   /** Told how each call with a single answer ended: undefined if it was answered. Must not throw. */
   readonly onEnd?: (error: unknown) => void;
+  /** Gives the calls that are made while another is served the headers of its trace. Default none. */
+  readonly tracer?: Tracer;
   /** For `https:` URLs. Default: the authorities that Node trusts, and no certificate of one's own. */
   readonly tls?: ClientTls;
 }
@@ -82,6 +86,7 @@ function createTransport(options: RemoteOptions): { transport: Transport; close:
       ...(options.breaker === undefined ? [] : [breakerInterceptor(options.breaker)]),
       ...(options.onEnd === undefined ? [] : [tellEnd(options.onEnd)]),
       ...(options.token === undefined ? [] : [bearer(options.token)]),
+      ...(options.tracer === undefined ? [] : [traceInterceptor(options.tracer)]),
       asUnavailable(() => closed),
     ],
   };

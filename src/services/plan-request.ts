@@ -60,7 +60,6 @@ export async function requestPlan(
       ({ result } = await askRouter(deps, message, request, signal));
     }
     if (result.case === 'plan') {
-      timeline.enter('hand_over');
       timeline.queued(toMs(result.value.queued));
       return { kind: 'plan', plan: result.value, prompt };
     }

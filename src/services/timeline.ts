@@ -14,6 +14,7 @@ export class Timeline {
   #phase: TtftPhase = 'plan';
   #since: number;
   #phaseSpan: Span | undefined;
+  #queuedMs = 0;
   #isOver = false;
 
   /** Begins with the phase `plan`; `now` is a clock in milliseconds. */
@@ -25,7 +26,7 @@ export class Timeline {
     this.#phaseSpan = span?.child('plan', 'internal', startedAt);
   }
 
-  /** Milliseconds of each phase so far, the present one not included. */
+  /** Milliseconds of each phase that is over; whole after {@link stop}. */
   get parts(): TtftParts {
     return this.#parts;
   }
@@ -47,11 +48,7 @@ export class Timeline {
 
   /** So much of the planning was a wait in the router's queue. */
   queued(milliseconds: number): void {
-    const plan = this.#parts.plan ?? 0;
-    // The router's clock may run a little differently.
-    const queued = Math.min(milliseconds, plan);
-    this.#parts.plan = plan - queued;
-    this.#parts.queue = (this.#parts.queue ?? 0) + queued;
+    this.#queuedMs += milliseconds;
   }
 
   /** The client gets its first content at this moment, or nothing any more; later calls change nothing. */
@@ -59,6 +56,11 @@ export class Timeline {
     if (this.#isOver) return;
     this.#close(at);
     this.#isOver = true;
+    const { plan = 0, queue = 0 } = this.#parts;
+    // The router tells full milliseconds, by a clock of its own.
+    const queuedMs = Math.min(this.#queuedMs, plan);
+    this.#parts.plan = plan - queuedMs;
+    this.#parts.queue = queue + queuedMs;
   }
 
   #close(at: number): void {

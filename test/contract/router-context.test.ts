@@ -53,7 +53,7 @@ async function setUp() {
   const pools = new Pools(READY);
   const metrics = new Metrics({ version: '0' });
   const settings = new Settings(configOf({}, 'timeouts: {store: 5s}'));
-  const routerOf = () => buildRouter(settings, pools, client, metrics, SILENT_LOGGER);
+  const routerOf = () => buildRouter(settings, pools, client, undefined, metrics, SILENT_LOGGER);
   const key = { tenant: 't', model: 'm', conversationId: 'c' };
   const entries = async () => (await client.getEntry({ selector: { case: 'key', value: key } })).entries;
   return { pools, entries, client, key, planner: routerOf(), other: routerOf() };

@@ -118,6 +118,7 @@ describe('defaults', () => {
         limits: { requestsPerMinute: 0, tokensPerMinute: 0, concurrency: 0 },
         ownLimits: {},
       },
+      tracing: { sampleRatio: 1, serviceName: 'baton' },
       lmcache: {
         proxyHost: 'localhost',
         proxyPort: 8500,

@@ -36,6 +36,18 @@ const TABLE: Readonly<Record<string, Row>> = {
   // Finds package.json, from src and from dist/src, and asks git.
   'config/version': { packages: ['node:'] },
   obs: { areas: ['core', 'gen'], packages: ['pino', 'prom-client', 'node:'] },
+  // The one place that loads OpenTelemetry, and is loaded only where traces are wanted.
+  tracing: {
+    areas: ['core', 'obs'],
+    packages: [
+      '@opentelemetry/api',
+      '@opentelemetry/core',
+      '@opentelemetry/exporter-trace-otlp-proto',
+      '@opentelemetry/resources',
+      '@opentelemetry/sdk-trace',
+      'node:',
+    ],
+  },
   stores: { areas: ['core', 'gen', 'call'], packages: [PROTOBUF, 'node:'] },
   // The places that load a Redis client, and are loaded only with that backend.
   'stores/valkey/link': { areas: ['core', 'gen'], packages: ['iovalkey', 'node:'] },
