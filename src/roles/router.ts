@@ -182,5 +182,5 @@ const ALARMS = {
     'a prefill engine hung on the first handle it got: is bidirectional_kv_xfer on? It gets no more handles',
   pair_barred: 'a prefill engine hung while it read from a decode engine; the pair gets no more handles',
   drain: 'a prefill engine hung on two handles and is drained',
-  guard_breach: 'a prefill engine used other tokens than those that were compared and is drained',
+  guard_breach: 'an engine used other tokens than those of the KV that it was given and is drained',
 } as const;

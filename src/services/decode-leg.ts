@@ -2,6 +2,7 @@ import type { IncomingHttpHeaders } from 'node:http';
 import { DONE_EVENT, describeEngineError, errorEvent, maskMessage, type OpenAiError } from '../core/openai-error.ts';
 import { type EventFacts, type MuteSpec, muteEvent, muteReply, readEvent, readReply } from '../core/reply.ts';
 import { dataLines, SseSplitter } from '../core/sse.ts';
+import { isSameIds } from '../core/token-ids.ts';
 import type { EngineClient, LegControl, LegFailure, LegRequest } from '../engine/client.ts';
 import type { DurationCounter } from '../obs/duration-histogram.ts';
 import type { ClientSink } from './client-sink.ts';
@@ -62,6 +63,8 @@ export interface DecodeLegOptions {
   readonly isHopeless: () => boolean;
   /** True when the engine may have read its prompt's KV after that was gone; asked before anything is shown. Default never. */
   readonly isDoubtful?: () => boolean;
+  /** The prompt whose KV D was given: a reply to another one is not shown. Default: it is not known, or not told. */
+  readonly promptTokenIds?: readonly number[];
   /** Told of every piece of the reply: the engine is alive, however slow its health route is. */
   readonly onProgress: () => void;
   /** Told when the reply's head is there. */
@@ -222,7 +225,7 @@ class DecodeLeg {
     this.#kept.push(event);
     this.#keptBytes += event.byteLength;
     if (!facts.hasContent && this.#keptBytes <= this.#options.holdBytes) return true;
-    if (this.#isDoubtful()) return false;
+    if (this.#isDoubtful() || this.#isToOtherPrompt()) return false;
     this.#open();
     return true;
   }
@@ -232,6 +235,16 @@ class DecodeLeg {
     if (this.#options.isDoubtful?.() !== true) return false;
     this.#settle({ ...timeoutFailure(), cause: 'unhealthy' });
     this.#control?.abort(new Error('the engine may have read too late'));
+    return true;
+  }
+
+  /** Gives up a reply that nobody has seen and that was generated from the KV of another prompt than its own. */
+  #isToOtherPrompt(): boolean {
+    const { promptTokenIds: told } = this.#notes.told;
+    const { promptTokenIds: given = [] } = this.#options;
+    if (told === undefined || given.length === 0 || isSameIds(told, given)) return false;
+    this.#settle({ kind: 'failed', cause: 'other_prompt', refusal: OTHER_PROMPT });
+    this.#control?.abort(new Error('the engine used another prompt'));
     return true;
   }
 
@@ -287,8 +300,8 @@ class DecodeLeg {
       return this.#settle({ kind: 'failed', cause, refusal });
     }
     if (reply.error !== undefined) return this.#settle(errorBeforeContent(reply.error));
-    if (this.#isDoubtful()) return;
     this.#notes.noteWhole(reply);
+    if (this.#isDoubtful() || this.#isToOtherPrompt()) return;
     const shown = stream ?? muteReply(body, mute);
     this.#contentAt = now();
     this.#sink.start(this.#status, {
@@ -372,6 +385,10 @@ class DecodeLeg {
   }
 }
 
+const OTHER_PROMPT = ownRefusal(
+  'ENGINE_REPLY_INVALID',
+  'The engine answered another prompt than the one it was asked.',
+);
 const LOST: OpenAiError = ownRefusal(
   'ENGINE_CONNECTION_LOST',
   'The connection to the engine broke before its reply was whole.',

@@ -322,6 +322,7 @@ class HandOver {
       holdBytes: limits.holdBytes,
       bufferBytes: limits.streamBufferBytes,
       isHopeless: () => isHopeless(this.#deps, target.instanceId, lender, lease),
+      ...(input === undefined ? {} : { promptTokenIds: input.prefilled.promptTokenIds }),
       isDoubtful: () => mayHaveReadLate(this.#deps, target.instanceId, lease),
       onProgress: () => noteAlive(target.instanceId),
       onHead: () => timeline.enter('first_byte'),

@@ -37,6 +37,7 @@ const FAILED_ENDINGS: Readonly<Record<FailedLeg['cause'], LegEnding>> = {
   unhealthy: LegEnding.RESET,
   status: LegEnding.SERVER_ERROR,
   route_missing: LegEnding.SERVER_ERROR,
+  other_prompt: LegEnding.SERVER_ERROR,
 };
 
 /** Failures that leave open whether the engine still comes to read what its request named. */
@@ -55,7 +56,6 @@ export class LegBook {
   readonly legs: LegReport[] = [];
   readonly retries: string[] = [];
   outcome: ReuseOutcome;
-  guardBreach = false;
   readonly #deps: HandOverDeps;
   readonly #request: GenerateRequest;
   /** Legs whose request may have reached an engine: each further one gets an id of its own. */
@@ -133,7 +133,13 @@ export class LegBook {
     const busy = httpStatus === 429 || httpStatus === 503;
     this.note(leg, target, busy ? LegEnding.BUSY : FAILED_ENDINGS[result.cause], startedAt, { ...more, httpStatus });
     // Other requests should not have to find out by themselves, and what follows may take minutes.
-    this.report(false, 0, undefined);
+    if (result.cause === 'other_prompt') this.reportBreach();
+    else this.report(false, 0, undefined);
+  }
+
+  /** Tells that the engine of the last leg used another prompt than the one that was compared. */
+  reportBreach(): void {
+    this.report(false, 0, undefined, true);
   }
 
   /**
@@ -191,7 +197,7 @@ export class LegBook {
   }
 
   /** Off the client's path: nobody waits for it, and a router that is away costs nothing but the news. */
-  report(final: boolean, status: number, reply: ReplyFacts | undefined): void {
+  report(final: boolean, status: number, reply: ReplyFacts | undefined, guardBreach = false): void {
     const legs = this.legs.slice(this.#unreported);
     this.#unreported = this.legs.length;
     const raw = final ? reply?.kvTransferParams : undefined;
@@ -205,7 +211,7 @@ export class LegBook {
       promptTokens: reply?.usage?.promptTokens ?? reply?.promptTokenIds?.length ?? 0,
       completionTokens: reply?.usage?.completionTokens ?? 0,
       reuseOutcome: this.outcome,
-      guardBreach: this.guardBreach,
+      guardBreach,
       paused: toDuration(reply?.pausedMs ?? 0),
       ...(handle === undefined ? {} : { handle }),
       ...(chain === undefined ? {} : { chain }),

@@ -16,7 +16,8 @@ export interface FailedLeg {
   /**
    * `not_sent`: the engine never saw the request. `late`: nor here, because the hand-over had run out by then. `stale`: reset on a reused connection before a reply byte.
    * `started`: tokens may have been produced (a reply was cut). `status`: the engine said so itself. `route_missing`: it
-   * has no such route, so it is no engine or its URL is wrong.
+   * has no such route, so it is no engine or its URL is wrong. `other_prompt`: it used other tokens than those of the KV
+   * that it was given.
    */
   readonly cause:
     | 'not_sent'
@@ -27,6 +28,7 @@ export interface FailedLeg {
     | 'timeout'
     | 'status'
     | 'route_missing'
+    | 'other_prompt'
     | 'unhealthy';
   readonly refusal: Refusal;
 }

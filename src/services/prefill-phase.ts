@@ -5,6 +5,7 @@ import { findMember } from '../core/json-scan.ts';
 import { type Lease, leaseMayEndAt, mayReadLate } from '../core/lease.ts';
 import { goesAsTokenIds, PROVEN_VERSIONS } from '../core/prompt-members.ts';
 import { readReply } from '../core/reply.ts';
+import { isSameIds } from '../core/token-ids.ts';
 import type { ClientSink } from './client-sink.ts';
 import { toMs } from './durations.ts';
 import type { GenerateRequest, HandOverDeps } from './hand-over.ts';
@@ -188,14 +189,12 @@ export class PrefillPhase {
     const compared = warm?.handle.promptTokenIds ?? [];
     if (warm !== undefined && compared.length > 0) {
       const used = facts.kind === 'ok' ? facts.promptTokenIds : undefined;
-      if (!isEqual(used, compared)) {
+      if (!isSameIds(used, compared)) {
         this.#book.note(Leg.PREFILL, target, LegEnding.SERVER_ERROR, startedAt, {
           httpStatus: reply.status,
           warm: true,
         });
-        this.#book.guardBreach = true;
-        this.#book.report(false, 0, undefined);
-        this.#book.guardBreach = false;
+        this.#book.reportBreach();
         this.#spend(ReuseOutcome.WARM_FAILED_COLD_RETRY);
         this.#prompt = UNKNOWN_PROMPT;
         return 'other-prompt';
@@ -285,8 +284,4 @@ export function readFor(
 ): PrefillReading {
   const context = { prefill: toLegTarget(prefill), decode: toLegTarget(decode), remoteHost: deps.remoteHost };
   return connector.readPrefillReply(raw, context);
-}
-
-function isEqual(used: readonly number[] | undefined, compared: readonly number[]): boolean {
-  return used?.length === compared.length && compared.every((id, i) => used[i] === id);
 }

@@ -1,6 +1,5 @@
 import type { Instance } from '../../gen/baton/v1/instance_pb.ts';
 import {
-  Leg,
   LegEnding,
   type LegReport,
   type Plan,
@@ -248,10 +247,10 @@ export class Reuse {
       wholeDecode,
       noteLegs: (legs, guardBreach) => {
         claim?.noteLegs(legs);
-        const prefill = legs.findLast(({ leg }) => leg === Leg.PREFILL);
-        if (guardBreach && prefill !== undefined) {
-          this.#options.observe.alarm(prefill.instanceId, 'guard_breach');
-          this.#parts.view.drain(prefill.instanceId, 'guard_breach');
+        const last = legs.at(-1);
+        if (guardBreach && last !== undefined) {
+          this.#options.observe.alarm(last.instanceId, 'guard_breach');
+          this.#parts.view.drain(last.instanceId, 'guard_breach');
         }
       },
       discard: () => claim?.finish(),

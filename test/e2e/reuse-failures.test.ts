@@ -195,8 +195,11 @@ describe('a decode engine restarts', () => {
   });
 });
 
-/** A front of a prefill engine that drops the token ids it is given and adds a message of its own. */
-async function startOtherPrompt(target: string): Promise<{ readonly url: string }> {
+/** A front of an engine that drops the token ids it is given and renders other messages; streams come in one piece. */
+async function startOtherPrompt(
+  target: string,
+  change: (messages: readonly Message[]) => readonly Message[],
+): Promise<{ readonly url: string }> {
   const server = createHttpServer((request, response) => {
     void (async () => {
       const chunks: Buffer[] = [];
@@ -209,7 +212,7 @@ async function startOtherPrompt(target: string): Promise<{ readonly url: string 
         };
         if (parsed.kv_transfer_params?.prompt_token_ids !== undefined) {
           delete parsed.kv_transfer_params.prompt_token_ids;
-          body = JSON.stringify({ ...parsed, messages: [...parsed.messages, { role: 'user', content: 'and more' }] });
+          body = JSON.stringify({ ...parsed, messages: change(parsed.messages) });
         }
       }
       const reply = await fetch(target + (request.url ?? ''), {
@@ -231,22 +234,53 @@ async function startOtherPrompt(target: string): Promise<{ readonly url: string 
   return { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}` };
 }
 
-test('a prefill engine uses another prompt than the one that was compared: it is drained, the answer is right', async () => {
-  const engines = await start({ prefill: 2, decode: 1 });
-  const [first, second] = [engine(engines.prefill), engine(engines.prefill, 1)];
-  const front = await startOtherPrompt(first.url);
-  const harness = await start({
-    prefill: 1,
-    decode: 0,
-    flags: { prefill: [front.url, second.url], decode: [engine(engines.decode).url] },
+describe('an engine uses another prompt than the one that was compared', () => {
+  test('prefill: it is drained, the answer is right', async () => {
+    const engines = await start({ prefill: 2, decode: 1 });
+    const [first, second] = [engine(engines.prefill), engine(engines.prefill, 1)];
+    const more = (messages: readonly Message[]) => [...messages, { role: 'user', content: 'and more' }];
+    const front = await startOtherPrompt(first.url, more);
+    const harness = await start({
+      prefill: 1,
+      decode: 0,
+      flags: { prefill: [front.url, second.url], decode: [engine(engines.decode).url] },
+    });
+    for (let i = 0; i < 2; i += 1) {
+      const talk = new Talk(harness, `breach-${i}`);
+      for (let turn = 0; turn < 3; turn += 1) await talk.turn();
+    }
+    await expectDrained(harness, front.url);
   });
-  for (let i = 0; i < 2; i += 1) {
-    const talk = new Talk(harness, `breach-${i}`);
-    for (let turn = 0; turn < 3; turn += 1) await talk.turn();
+
+  test.each([false, true])('decode, stream %s: nothing of its reply is shown, another one answers', async (stream) => {
+    const engines = await start({ prefill: 1, decode: 2 });
+    const [first, second] = [engine(engines.decode), engine(engines.decode, 1)];
+    // As many tokens as there were: nothing but the ids can tell.
+    const other = (messages: readonly Message[]) =>
+      messages.map((message) => ({ ...message, content: [...message.content].reverse().join('') }));
+    const front = await startOtherPrompt(first.url, other);
+    const harness = await start({
+      prefill: 0,
+      decode: 1,
+      flags: { prefill: [engine(engines.prefill).url], decode: [front.url, second.url] },
+    });
+    for (let i = 0; i < 2; i += 1) {
+      const talk = new Talk(harness, `decodes-${i}`);
+      for (let turn = 0; turn < 2; turn += 1) await talk.turn({ stream });
+    }
+    await expectDrained(harness, front.url);
+    expect(await metricOf(harness, 'baton_retries_total{reason="other_prompt"}')).toBe(1);
+  });
+
+  async function expectDrained(harness: Harness, url: string): Promise<void> {
+    await expect
+      .poll(() => instanceAt(harness, url))
+      .toMatchObject({
+        state: InstanceState.DRAINING,
+        stateReason: 'guard_breach',
+      });
+    expect(await metricOf(harness, 'baton_reuse_alarms_total{what="guard_breach"}')).toBe(1);
   }
-  const drained = await instanceAt(harness, front.url);
-  expect(drained).toMatchObject({ state: InstanceState.DRAINING, stateReason: 'guard_breach' });
-  expect(await metricOf(harness, 'baton_reuse_alarms_total{what="guard_breach"}')).toBe(1);
 });
 
 test('a store that does not answer costs its budget and no more', async () => {
