@@ -96,7 +96,11 @@ export async function startRpcListener(options: RpcListenerOptions): Promise<Rpc
     });
     if (draining) session.close();
   });
-  const toHttp2 = (socket: Socket) => http2Server.emit('connection', socket);
+  const toHttp2 = (socket: Socket) => {
+    // An HTTP server keeps its sockets half open; an HTTP/2 session would never hear that its peer has died.
+    socket.allowHalfOpen = false;
+    http2Server.emit('connection', socket);
+  };
 
   let secure: HttpsServer | undefined;
   const openCleartext = () => {

@@ -32,8 +32,8 @@ export interface ReleaseDeps extends OneTokenDeps {
 const RELEASE_MS = 10_000;
 /** Conversations that had a hit so lately are given up last. */
 const SPARE = toDuration(300_000);
-/** Longest wait for the store's answer. */
-const TAKE_MS = 5000;
+/** Longest wait for an answer of the store, also at a stop. */
+const STORE_MS = 5000;
 /** Longest time between two looks while the store is away. */
 const LONGEST_LOOK_MS = 30_000;
 
@@ -131,7 +131,7 @@ export class ReleaseWorker implements AsyncDisposable {
           queuedOnly: !this.#deps.pins.mayRelease(owner.id),
           spareAfterHit: SPARE,
         };
-        const options = { timeoutMs: TAKE_MS, signal: this.#stop.signal };
+        const options = { timeoutMs: STORE_MS, signal: this.#stop.signal };
         [taken] = (await this.#deps.store.takeForRelease(message, options)).taken;
       } catch {
         // Away, or it does not let this process do that: asked less and less often.
@@ -144,7 +144,8 @@ export class ReleaseWorker implements AsyncDisposable {
       this.#deps.observe(result);
       this.#deps.pins.noteReleased(owner.id, taken.handle?.remoteBlockIds?.groups[0]?.ids.length ?? 0);
       // Whatever came of it: it may have reached the engine.
-      await this.#deps.store.commitClaim({ claimId: taken.claimId }).catch(() => undefined);
+      const options = { timeoutMs: STORE_MS };
+      await this.#deps.store.commitClaim({ claimId: taken.claimId }, options).catch(() => undefined);
       if (result === 'failed') return;
     }
   }

@@ -94,6 +94,38 @@ describe('a unix socket', () => {
   });
 });
 
+test.each(['http', 'https'])(
+  'a peer that dies: its calls end, and a stop does not wait for them, %s',
+  async (scheme) => {
+    const inCall = Promise.withResolvers<AbortSignal>();
+    const planRoute = (_: unknown, { signal }: { readonly signal: AbortSignal }) => {
+      inCall.resolve(signal);
+      return once(signal, 'abort').then(() => ({}));
+    };
+    const { cert, key } = SERVER_TLS;
+    const tls = scheme === 'https' ? { tls: { cert, key } } : {};
+    const listener = await start({ port: 0, ...tls, services: { router: { planRoute } } });
+    const socket = connect(listener.port, '127.0.0.1');
+    const secured = () => connectTls({ socket, ca: pem('ca.pem'), servername: 'localhost', ALPNProtocols: ['h2'] });
+    const session = connectHttp2(`${scheme}://localhost`, {
+      createConnection: () => (scheme === 'https' ? secured() : socket),
+    });
+    session.on('error', () => undefined);
+    const request = () =>
+      session
+        .request({ ':method': 'POST', ':path': '/baton.v1.Router/PlanRoute', 'content-type': 'application/proto' })
+        .on('error', () => undefined);
+    // One call whose message does not come to its end, and one that runs.
+    request().write('x');
+    request().end();
+    const signal = await inCall.promise;
+    // What the kernel sends for a process that was killed, and all that it sends.
+    socket.end();
+    if (!signal.aborted) await once(signal, 'abort');
+    await listener.close(60_000);
+  },
+);
+
 describe('TLS', () => {
   const { cert, key } = SERVER_TLS;
   const ca = { ca: pem('ca.pem') };
