@@ -1,8 +1,14 @@
-import { hashText } from './hash.ts';
 import { isObject, type JsonObject } from './json.ts';
+import { type MediaDigests, mediaDigest } from './media.ts';
 import { encodeInto, special, type TokenizerKind } from './tokenizer.ts';
 
 const mediaTokens = 8;
+
+/**
+ * `plain`, or one that renders the same messages to other tokens: `preamble` begins each prompt with words of its own, and
+ * `tools-last` differs for requests with tools alone, which no look at a few messages shows.
+ */
+export type TemplateKind = 'plain' | 'preamble' | 'tools-last';
 
 /** What shapes the prompt of a chat request besides its messages. */
 export interface TemplateInput {
@@ -15,6 +21,11 @@ export interface TemplateInput {
   readonly addGenerationPrompt: boolean;
   readonly continueFinalMessage: boolean;
   readonly addSpecialTokens: boolean;
+  /** Default `plain`. */
+  readonly template?: TemplateKind;
+  /** What the model thought is left out of all turns but the running one, and the next reply begins with thinking. */
+  readonly reasoning?: boolean;
+  readonly media?: MediaDigests;
 }
 
 /** Rendered prompt; `hasMedia` tells that a part was not text, `mediaKey` partitions KV by the media's bytes. */
@@ -23,6 +34,8 @@ export interface RenderedChat {
   readonly hasMedia: boolean;
   readonly mediaKey: string;
 }
+
+const NO_MEDIA: MediaDigests = new Map();
 
 function roleToken(role: unknown): number {
   if (role === 'system' || role === 'developer') return special.system;
@@ -70,26 +83,35 @@ export function renderChat(input: TemplateInput, kind: TokenizerKind): RenderedC
         encodeInto(tokens, text, kind);
       } else {
         hasMedia = true;
-        const digest = hashText(JSON.stringify(part));
-        mediaKey += `${digest.a}.${digest.b};`;
+        mediaKey += mediaDigest(fields, input.media ?? NO_MEDIA);
         for (let i = 0; i < mediaTokens; i += 1) tokens.push(special.media);
       }
     }
   };
 
+  const hasTools = Array.isArray(input.tools) && input.tools.length > 0;
+  const toolsLast = input.template === 'tools-last';
+  if (input.template === 'preamble') put(special.system, 'A newer template.');
   if (input.chatTemplate !== undefined && input.chatTemplate !== null) put(special.system, input.chatTemplate);
   if (isObject(input.templateKwargs) && Object.keys(input.templateKwargs).length > 0) {
     put(special.system, input.templateKwargs);
   }
-  if (Array.isArray(input.tools) && input.tools.length > 0) put(special.tools, input.tools);
+  if (hasTools && !toolsLast) put(special.tools, input.tools);
   if (Array.isArray(input.documents) && input.documents.length > 0) put(special.documents, input.documents);
   if (typeof input.reasoningEffort === 'string') put(special.effort, input.reasoningEffort);
 
+  const lastQuestion = input.messages.findLastIndex((message) => isObject(message) && message['role'] === 'user');
   input.messages.forEach((message, index) => {
     const fields: JsonObject = isObject(message) ? message : {};
     tokens.push(roleToken(fields['role']));
     if (typeof fields['name'] === 'string') encodeInto(tokens, `${fields['name']}: `, kind);
     if (typeof fields['tool_call_id'] === 'string') encodeInto(tokens, `${fields['tool_call_id']}: `, kind);
+    const thought = fields['reasoning'] ?? fields['reasoning_content'];
+    if (input.reasoning === true && index > lastQuestion && typeof thought === 'string' && thought !== '') {
+      tokens.push(special.think);
+      encodeInto(tokens, thought, kind);
+      tokens.push(special.thinkEnd);
+    }
     putContent(fields['content']);
     if (Array.isArray(fields['tool_calls'])) {
       const calls: readonly unknown[] = fields['tool_calls'];
@@ -100,6 +122,10 @@ export function renderChat(input: TemplateInput, kind: TokenizerKind): RenderedC
     }
     if (!(input.continueFinalMessage && index === input.messages.length - 1)) tokens.push(special.end);
   });
-  if (input.addGenerationPrompt && !input.continueFinalMessage) tokens.push(special.assistant);
+  if (hasTools && toolsLast) put(special.tools, input.tools);
+  if (input.addGenerationPrompt && !input.continueFinalMessage) {
+    tokens.push(special.assistant);
+    if (input.reasoning === true) tokens.push(special.think);
+  }
   return { tokens, hasMedia, mediaKey };
 }

@@ -9,7 +9,7 @@ import type { SimConfig } from './options.ts';
 import type { ReceiverPorts } from './pd-buffer.ts';
 import { PeerService } from './peer-service.ts';
 import { PinTable } from './pins.ts';
-import { sampleLetter, sampleToken } from './sampler.ts';
+import { sampleLetter, sampleThought, sampleToken } from './sampler.ts';
 import {
   EngineError,
   type EngineRequest,
@@ -352,16 +352,21 @@ export class Engine {
 
   private async decode(run: Run): Promise<{ finish: EngineResult['finish']; stopReason: number | null }> {
     const { sequence, request } = run;
+    // A prompt that ends in the middle of a thought is gone on with: the reply comes behind it.
+    const thinks = request.prompt.at(-1) === special.think;
+    const thought = thinks ? sampleThought(sequence.state, request.sampler.salt) : -1;
     let forced: readonly ForcedToken[] | undefined = request.force?.(sequence.state);
     for (let count = 1; ; count += 1) {
       const pause = this.config.decodeMsPerToken + (count > 1 ? request.slowMs : 0);
       if (pause > 0) await sleepOn(this.clock, pause, run.stop.signal);
       else if (count % yieldEvery === 0) await new Promise((resolve) => setImmediate(resolve));
       this.check(run);
-      const maskEos = request.ignoreEos || count <= request.minTokens;
+      const maskEos = request.ignoreEos || count <= request.minTokens || count <= thought;
       let id = sampleToken(sequence.state, request.sampler, maskEos);
-      if (forced !== undefined) {
-        const next = forced[count - 1];
+      if (count === thought + 1) {
+        id = special.thinkEnd;
+      } else if (forced !== undefined && count > thought) {
+        const next = forced[count - 2 - thought];
         id = next === 'letter' ? sampleLetter(sequence.state, request.sampler.salt) : (next ?? special.eos);
         if (next === undefined) forced = undefined;
       }

@@ -6,6 +6,7 @@ import type { ServedModel, SimConfig } from './options.ts';
 import { type Delta, OutputCollector } from './output.ts';
 import type { GenerateRequest } from './parse-request.ts';
 import { EngineError, type EngineRequest, type EngineResult } from './sequence.ts';
+import { special } from './tokenizer.ts';
 import { type PlannedCall, planCall } from './tool-calls.ts';
 
 /** One finished choice. */
@@ -30,7 +31,7 @@ export interface ChoiceEvents {
 /** What separates the KV of two requests with equal tokens. */
 export function partitionOf(model: ServedModel, models: readonly ServedModel[], request: GenerateRequest): HashState {
   const parent = model.parent === null ? '' : (models.find((other) => other.id === model.parent)?.root ?? model.parent);
-  return hashText(JSON.stringify([model.root, parent, request.cacheSalt, request.mediaKey]));
+  return hashText(JSON.stringify([model.weights, parent, request.cacheSalt, request.mediaKey]));
 }
 
 function finishReason(request: GenerateRequest, result: EngineResult, output: OutputCollector): string {
@@ -79,8 +80,9 @@ export async function generate(
         tokensPerEvent: config.tokensPerEvent,
         logprobs: request.logprobs,
         salt,
+        thinks: request.api === 'chat' && config.reasoning && request.prompts[promptIndex]?.at(-1) === special.think,
       },
-      (delta) => events?.onDelta(index, delta, call, output.text),
+      (delta) => events?.onDelta(index, delta, call, output.content),
     );
     const engineRequest: EngineRequest = {
       internalId: `${childPart}${context.publicId}${indexPart}-${context.suffix}`,

@@ -1,3 +1,4 @@
+import type { TemplateKind } from './chat-template.ts';
 import { realClock, type SimClock } from './clock.ts';
 import { PauseSwitch } from './pause-switch.ts';
 import type { TokenizerKind } from './tokenizer.ts';
@@ -60,6 +61,14 @@ export interface SimOptions {
   /** The handle of a decode leg also covers the last token and so many drafts behind it, as with speculative decoding. */
   readonly speculativeTokens?: number;
   readonly tokenizer?: TokenizerKind;
+  /** Chat template; default `plain`. A restart may bring another. */
+  readonly template?: TemplateKind;
+  /** The model thinks before it answers, and the template leaves out what it thought in earlier turns. */
+  readonly reasoning?: boolean;
+  /** Data parallel ranks, each an engine of its own with blocks of its own; default 1. */
+  readonly dataParallel?: number;
+  /** Adapters can be loaded, replaced and unloaded while the engine runs, as with VLLM_ALLOW_RUNTIME_LORA_UPDATING. */
+  readonly runtimeAdapters?: boolean;
   /** Length cap of chat requests without a limit of their own. */
   readonly defaultMaxTokens?: number;
   /** One token in this many is EOS on average; 0 = never. */
@@ -88,6 +97,8 @@ export interface ServedModel {
   readonly id: string;
   readonly root: string;
   readonly parent: string | null;
+  /** What its KV follows from; another one after an adapter was replaced. */
+  readonly weights: string;
 }
 
 /** Options with every default filled in. */
@@ -122,6 +133,10 @@ export interface SimConfig {
   readonly asyncScheduling: boolean;
   readonly speculativeTokens: number;
   readonly tokenizer: TokenizerKind;
+  readonly template: TemplateKind;
+  readonly reasoning: boolean;
+  readonly dataParallel: number;
+  readonly runtimeAdapters: boolean;
   readonly defaultMaxTokens: number;
   readonly eosEvery: number;
   readonly autoToolChoice: boolean;
@@ -141,8 +156,9 @@ export interface SimConfig {
 }
 
 function toServedModel(model: string | SimModel): ServedModel {
-  if (typeof model === 'string') return { id: model, root: model, parent: null };
-  return { id: model.id, root: model.root ?? model.id, parent: model.parent ?? null };
+  if (typeof model === 'string') return { id: model, root: model, parent: null, weights: model };
+  const root = model.root ?? model.id;
+  return { id: model.id, root, parent: model.parent ?? null, weights: root };
 }
 
 /** Fills in defaults; block 0 is never handed out, so the window is cut to what the pool can hold. */
@@ -187,6 +203,10 @@ export function resolveOptions(options: SimOptions): SimConfig {
     asyncScheduling: options.asyncScheduling ?? false,
     speculativeTokens: options.speculativeTokens ?? 0,
     tokenizer: options.tokenizer ?? 'bytes',
+    template: options.template ?? 'plain',
+    reasoning: options.reasoning ?? false,
+    dataParallel: options.dataParallel ?? 1,
+    runtimeAdapters: options.runtimeAdapters ?? false,
     defaultMaxTokens: options.defaultMaxTokens ?? 64,
     eosEvery: options.eosEvery ?? 48,
     autoToolChoice: options.autoToolChoice ?? true,

@@ -7,6 +7,8 @@ export type RankedToken = readonly TokenLogprob[];
 
 /** What one event of a choice carries. */
 export interface Delta {
+  /** What the model thinks before it answers. */
+  readonly thought: string;
   readonly text: string;
   readonly ids: readonly number[];
   readonly ranked: readonly RankedToken[];
@@ -20,6 +22,8 @@ export interface OutputSettings {
   /** Alternatives per token; undefined = none. */
   readonly logprobs: number | undefined;
   readonly salt: number;
+  /** The reply begins with thinking, which ends at a token of its own. */
+  readonly thinks: boolean;
 }
 
 /** Turns the tokens of one choice into text deltas and finds stop strings, as the engine's front end does. */
@@ -34,11 +38,24 @@ export class OutputCollector {
   private readonly holdBack: number;
   private sentText = 0;
   private sentTokens = 0;
+  /** Where in the text the thought ends. */
+  private thoughtEnd: number;
 
   constructor(settings: OutputSettings, emit: (delta: Delta) => void) {
     this.settings = settings;
     this.emit = emit;
+    this.thoughtEnd = settings.thinks ? Number.POSITIVE_INFINITY : 0;
     this.holdBack = settings.stops.reduce((longest, stop) => Math.max(longest, stop.length - 1), 0);
+  }
+
+  /** The text without what the model thought. */
+  get content(): string {
+    return this.text.slice(this.thoughtEnd);
+  }
+
+  /** What the model thought; empty where it did not. */
+  get thought(): string {
+    return this.text.slice(0, this.thoughtEnd);
   }
 
   /** Takes one token; false when a stop string ended the text. The last delta waits for `takeRest`. */
@@ -48,6 +65,8 @@ export class OutputCollector {
       this.ranked.push(rankTokens(step.state, this.settings.salt, step.id, Math.max(1, this.settings.logprobs)));
     }
     const before = this.text.length;
+    if (step.id === special.thinkEnd && this.thoughtEnd === Number.POSITIVE_INFINITY)
+      this.thoughtEnd = this.text.length;
     if (step.id !== special.eos) {
       this.text += this.decoder.decode(Uint8Array.from(tokenBytes(step.id)), { stream: true });
     }
@@ -71,7 +90,8 @@ export class OutputCollector {
 
   private cut(end: number): Delta {
     const delta = {
-      text: this.text.slice(this.sentText, end),
+      thought: this.text.slice(this.sentText, Math.min(end, this.thoughtEnd)),
+      text: this.text.slice(Math.max(this.sentText, this.thoughtEnd), Math.max(end, this.sentText)),
       ids: this.ids.slice(this.sentTokens),
       ranked: this.ranked.slice(this.sentTokens),
     };

@@ -1,6 +1,7 @@
 import { badRequest, schemaError, toPython, toPythonFloat } from './api-error.ts';
 import { renderChat } from './chat-template.ts';
 import { isInteger, isObject, isTruthy, type JsonObject } from './json.ts';
+import type { MediaDigests } from './media.ts';
 import type { SimConfig } from './options.ts';
 import { encodeText, vocabularySize } from './tokenizer.ts';
 
@@ -119,8 +120,9 @@ interface Prompt {
   readonly mediaKey: string;
 }
 
-/** Prompt of a chat request, or of a `/tokenize` call with messages (which ignores some members that chat honours). */
-export function readChatPrompt(body: JsonObject, config: SimConfig, forTokenize: boolean): Prompt {
+/** Prompt of a chat request, or, without media, of a `/tokenize` call (which ignores some members that chat honours). */
+export function readChatPrompt(body: JsonObject, config: SimConfig, media: MediaDigests | undefined): Prompt {
+  const forTokenize = media === undefined;
   const messages = Array.isArray(body['messages']) ? body['messages'] : [];
   if (messages.length === 0) {
     throw badRequest('Cannot apply chat template to an empty conversation. Provide at least one message.');
@@ -136,6 +138,9 @@ export function readChatPrompt(body: JsonObject, config: SimConfig, forTokenize:
       addGenerationPrompt: body['add_generation_prompt'] !== false,
       continueFinalMessage: body['continue_final_message'] === true,
       addSpecialTokens: body['add_special_tokens'] === true,
+      template: config.template,
+      reasoning: config.reasoning,
+      ...(media === undefined ? {} : { media }),
     },
     config.tokenizer,
   );
@@ -259,8 +264,14 @@ function countOfChat(body: JsonObject): number | undefined {
 }
 
 /** Turns a body into a checked request; throws ApiError as the engine answers. The model was checked before. */
-export function readGenerate(body: JsonObject, api: ApiKind, model: string, config: SimConfig): GenerateRequest {
-  const prompt = api === 'chat' ? readChatPrompt(body, config, false) : readCompletionPrompts(body['prompt'], config);
+export function readGenerate(
+  body: JsonObject,
+  api: ApiKind,
+  model: string,
+  config: SimConfig,
+  media: MediaDigests,
+): GenerateRequest {
+  const prompt = api === 'chat' ? readChatPrompt(body, config, media) : readCompletionPrompts(body['prompt'], config);
   for (const ids of prompt.ids) {
     if (ids.length < config.maxModelLen) continue;
     const shown = Math.min(ids.length, config.maxModelLen + 1);

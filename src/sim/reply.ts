@@ -64,8 +64,9 @@ function choiceParts(request: GenerateRequest, choice: Choice): ChoiceParts {
   return {
     index: choice.index,
     // Whoever gets the ids of the prompt does not get its text besides.
-    text: (request.returnTokenIds ? '' : echoed) + choice.output.text,
-    toolCall: choice.call === undefined ? undefined : toolCall(choice.call, choice.output.text),
+    text: (request.returnTokenIds ? '' : echoed) + choice.output.content,
+    thought: choice.output.thought,
+    toolCall: choice.call === undefined ? undefined : toolCall(choice.call, choice.output.content),
     logprobs,
     finishReason: choice.finishReason,
     stopReason: choice.stopReason,
@@ -74,6 +75,14 @@ function choiceParts(request: GenerateRequest, choice: Choice): ChoiceParts {
     promptLogprobs:
       request.promptLogprobs === undefined ? null : promptLogprobs(rankPrompt(promptIds, request.promptLogprobs)),
   };
+}
+
+function thoughtOf({ thought }: Delta): JsonObject {
+  return thought === '' ? {} : { reasoning: thought };
+}
+
+function chatDelta(delta: Delta): JsonObject {
+  return delta.thought !== '' && delta.text === '' ? thoughtOf(delta) : { ...thoughtOf(delta), content: delta.text };
 }
 
 /** Runs the request and builds the whole reply. */
@@ -145,10 +154,10 @@ export async function replyStream(
     const offset = isChat ? 0 : textSoFar.length - delta.text.length;
     const top = request.logprobs ?? 0;
     const content: JsonObject | string =
-      call !== undefined
-        ? toolDelta(index, call, textSoFar, final !== undefined)
+      call !== undefined && (delta.thought === '' || delta.text !== '')
+        ? { ...thoughtOf(delta), ...toolDelta(index, call, textSoFar, final !== undefined) }
         : isChat
-          ? { content: delta.text }
+          ? chatDelta(delta)
           : (request.returnTokenIds ? '' : echoed) + delta.text;
     sendJson(
       deltaChunk(meta, {
@@ -175,7 +184,7 @@ export async function replyStream(
     const choices = await generate(request, context, {
       onStart: open,
       onDelta: (index, delta, call, text) => emit(index, delta, call, text, undefined),
-      onFinish: (choice) => emit(choice.index, choice.rest, choice.call, choice.output.text, choice),
+      onFinish: (choice) => emit(choice.index, choice.rest, choice.call, choice.output.content, choice),
     });
     if (request.includeUsage) {
       sendJson(usageChunk(meta, countUsage(request, choices, context.config.promptTokensDetails), isChat));

@@ -1,3 +1,4 @@
+import { ADAPTER_ROUTES } from './adapters.ts';
 import { ApiError, deadEngineError, internalError, schemaError, toPythonJson } from './api-error.ts';
 import type { Engine } from './engine.ts';
 import type { FaultRule } from './faults.ts';
@@ -5,6 +6,7 @@ import type { GenerateContext } from './generate.ts';
 import { type Exchange, resetSocket, sendJson, sendText } from './http-front.ts';
 import { isInteger, isObject, isTruthy, type JsonObject } from './json.ts';
 import type { NoticeFault } from './kv-sender.ts';
+import { loadMedia } from './media.ts';
 import { renderMetrics } from './metrics.ts';
 import { findModel, fingerprintOf, listModels } from './models.ts';
 import type { ServedModel, SimConfig } from './options.ts';
@@ -24,10 +26,14 @@ import { decodeTokens, tokenText } from './tokenizer.ts';
 
 /** What a route needs of the running simulator. */
 export interface RouteContext {
+  /** The rank that the request went to, and all of them. */
   readonly engine: Engine;
+  readonly engines: readonly Engine[];
   readonly config: SimConfig;
   /** An active fault that changes the reply. */
   readonly fault: FaultRule | undefined;
+  /** Serves other models from now on. */
+  readonly serve: (models: readonly ServedModel[]) => void;
   readonly drawHex: (digits: number) => string;
   /** Other exchanges in flight. */
   readonly load: number;
@@ -42,8 +48,8 @@ const getRoutes: Readonly<Record<string, Route>> = {
   '/load': (exchange, context) => sendJson(exchange.response, 200, { server_load: context.load }),
   '/v1/models': (exchange, { engine, config }) =>
     sendJson(exchange.response, 200, listModels(config, Math.floor(engine.startedAt / 1000))),
-  '/metrics': (exchange, { engine, config }) => {
-    const text = renderMetrics(engine, config, engine.startedAt / 1000);
+  '/metrics': (exchange, { engine, engines, config }) => {
+    const text = renderMetrics(engines, config, engine.startedAt / 1000);
     sendText(exchange.response, 200, 'text/plain; version=0.0.4; charset=utf-8', text);
   },
 };
@@ -69,19 +75,39 @@ export async function answer(exchange: Exchange, context: RouteContext): Promise
     return;
   }
   const isPost = request.method === 'POST';
+  const change = context.config.runtimeAdapters ? ADAPTER_ROUTES[request.path] : undefined;
+  if (change !== undefined && isPost) {
+    await answerChange(exchange, context, change);
+    return;
+  }
   const routes = isPost ? postRoutes : getRoutes;
   const route = request.method === 'GET' || isPost ? routes[request.path] : undefined;
   if (route !== undefined) {
     await route(exchange, context);
     return;
   }
-  const isKnown = request.path in getRoutes || request.path in postRoutes;
+  const isKnown = change !== undefined || request.path in getRoutes || request.path in postRoutes;
   sendJson(response, isKnown ? 405 : 404, { detail: isKnown ? 'Method Not Allowed' : 'Not Found' });
 }
 
 function answerJson(exchange: Exchange, build: () => JsonObject): void {
   try {
     sendJson(exchange.response, 200, build());
+  } catch (error) {
+    if (!(error instanceof ApiError)) throw error;
+    sendJson(exchange.response, error.status, error.body);
+  }
+}
+
+async function answerChange(
+  exchange: Exchange,
+  { config, serve }: RouteContext,
+  change: (typeof ADAPTER_ROUTES)[string],
+): Promise<void> {
+  try {
+    const { models, said } = await change(config.models, readJson(exchange));
+    serve(models);
+    sendText(exchange.response, 200, 'application/json', JSON.stringify(said));
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
     sendJson(exchange.response, error.status, error.body);
@@ -101,7 +127,7 @@ function tokenize(exchange: Exchange, config: SimConfig): JsonObject {
   const isChat = isObject(parsed) && 'messages' in parsed;
   const body = checkSchema(parsed, isChat ? 'messages' : 'prompt');
   findModel(config, body['model']);
-  const prompt = isChat ? readChatPrompt(body, config, true) : readCompletionPrompts(body['prompt'], config);
+  const prompt = isChat ? readChatPrompt(body, config, undefined) : readCompletionPrompts(body['prompt'], config);
   const tokens = prompt.ids[0] ?? [];
   return {
     count: tokens.length,
@@ -171,7 +197,8 @@ async function answerGenerate(exchange: Exchange, context: RouteContext, api: Ap
   let model: ServedModel;
   try {
     model = findModel(config, body['model']);
-    request = readGenerate(body, api, typeof body['model'] === 'string' ? body['model'] : model.id, config);
+    const media = await loadMedia(api === 'chat' ? body['messages'] : undefined, exchange.signal);
+    request = readGenerate(body, api, typeof body['model'] === 'string' ? body['model'] : model.id, config, media);
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
     const kv = body['kv_transfer_params'];

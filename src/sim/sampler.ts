@@ -23,6 +23,11 @@ export function sampleToken(state: HashState, settings: SamplerSettings, maskEos
   return alphabet[(draw >>> 8) % alphabet.length] ?? 32;
 }
 
+/** How many tokens a reply begins to think with, drawn from the state. */
+export function sampleThought(state: HashState, salt: number): number {
+  return 2 + (drawFrom(state, salt ^ 0x7468696e) % 18);
+}
+
 /** A lower-case letter drawn from the state. */
 export function sampleLetter(state: HashState, salt: number): number {
   return 97 + (drawFrom(state, salt ^ 0x5bd1e995) % 26);

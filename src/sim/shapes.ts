@@ -196,6 +196,8 @@ export function usageChunk(meta: ReplyMeta, usage: UsageNumbers, isChat: boolean
 export interface ChoiceParts {
   readonly index: number;
   readonly text: string;
+  /** Empty where the model did not think. */
+  readonly thought: string;
   readonly toolCall: JsonObject | undefined;
   readonly logprobs: JsonObject | null;
   readonly finishReason: string;
@@ -205,18 +207,23 @@ export interface ChoiceParts {
   readonly promptLogprobs: readonly unknown[] | null;
 }
 
+function contentOf({ text, thought, toolCall }: ChoiceParts): string | null {
+  if (toolCall !== undefined) return '';
+  return text === '' && thought !== '' ? null : text;
+}
+
 function chatChoice(meta: ReplyMeta, parts: ChoiceParts): JsonObject {
   return {
     index: parts.index,
     message: {
       role: 'assistant',
-      content: parts.toolCall === undefined ? parts.text : '',
+      content: contentOf(parts),
       refusal: null,
       annotations: null,
       audio: null,
       function_call: null,
       ...(parts.toolCall === undefined ? {} : { tool_calls: [parts.toolCall] }),
-      reasoning: null,
+      reasoning: parts.thought === '' ? null : parts.thought,
     },
     logprobs: parts.logprobs,
     finish_reason: parts.finishReason,

@@ -1,50 +1,15 @@
 import { randomBytes, randomInt, randomUUID } from 'node:crypto';
-import { internalError } from './api-error.ts';
+import { badRequest, internalError } from './api-error.ts';
+import type { TemplateKind } from './chat-template.ts';
 import { realClock, sleepOn } from './clock.ts';
 import { Engine } from './engine.ts';
 import { createRandom, FaultBook, type FaultRule, readFault } from './faults.ts';
 import { type Exchange, HttpFront, type RecordedRequest, resetSocket, sendJson, sendText } from './http-front.ts';
-import { isObject, type JsonObject } from './json.ts';
+import { isObject } from './json.ts';
 import { resolveOptions, type SimConfig, type SimOptions, type SimRole } from './options.ts';
 import type { ReceiverPorts } from './pd-buffer.ts';
 import { answer, type RouteContext } from './routes.ts';
-import type { EngineStats } from './stats.ts';
-
-/** What a simulated engine reports about itself; counters are of the current engine life. */
-export interface SimState extends EngineStats {
-  readonly engineId: string;
-  readonly role: SimRole;
-  readonly url: string;
-  /** Live pins of either kind, leaked ones included. */
-  readonly pins: number;
-  readonly pinnedBlocks: number;
-  readonly pinList: readonly {
-    readonly requestId: string;
-    readonly kind: string;
-    readonly blocks: number;
-    readonly tokens: number;
-  }[];
-  readonly pinsExpired: number;
-  readonly freeBlocks: number;
-  readonly usage: number;
-  readonly running: number;
-  readonly waiting: number;
-  readonly loading: number;
-  /** Requests that hang at this moment; `hung` counts all of them. */
-  readonly hanging: number;
-  /** Prompts in the buffer of an LMCache decode engine. */
-  readonly buffered: number;
-  /** Transfers of an LMCache prefill engine that failed. */
-  readonly transfersFailed: number;
-  readonly killed: boolean;
-  readonly paused: boolean;
-  readonly deathReason: string | null;
-  readonly listening: boolean;
-  readonly starts: number;
-  /** Generate requests received by this process, all lives. */
-  readonly requests: number;
-  readonly faults: readonly JsonObject[];
-}
+import { coreState, DIED_WITH, type SimState } from './state.ts';
 
 /** A running simulated engine. */
 export interface Sim {
@@ -54,7 +19,7 @@ export interface Sim {
   /** Where a decode engine with the LMCache connector takes KV. */
   readonly receiverPorts: ReceiverPorts;
   readonly role: SimRole;
-  /** The engine id of the current life. */
+  /** The engine id of the current life, of the first data parallel rank. */
   readonly engineId: string;
   /** Requests as received, with `recordRequests`; /sim routes are left out. */
   readonly requests: readonly RecordedRequest[];
@@ -65,8 +30,8 @@ export interface Sim {
   clearFaults(): Promise<void>;
   /** The process dies: connections are reset, then refused; KV and pins are gone. */
   crash(): Promise<void>;
-  /** Starts a new life on the same ports: new engine id, empty KV, faults kept. */
-  restart(): Promise<void>;
+  /** Starts a new life on the same ports: new engine id, empty KV, faults kept; with another chat template, if one is named. */
+  restart(template?: TemplateKind): Promise<void>;
   close(): Promise<void>;
 }
 
@@ -85,14 +50,16 @@ const LEFT_UNSEEN_MS = 50;
 class RunningSim implements Sim {
   readonly role: SimRole;
   readonly requests: RecordedRequest[] = [];
-  private engine: Engine;
-  private readonly config: SimConfig;
+  /** One a data parallel rank. */
+  private engines: readonly Engine[];
+  private config: SimConfig;
   private readonly front: HttpFront;
   private readonly faults: FaultBook;
-  private sidePort: number;
+  private sidePorts: readonly number[];
   private receiver: ReceiverPorts;
   private starts = 1;
   private received = 0;
+  private rankRequests: number[] = [];
   private startedAt = 0;
   private killed = false;
   private closed = false;
@@ -102,9 +69,10 @@ class RunningSim implements Sim {
     this.config = config;
     this.role = config.role;
     this.faults = new FaultBook(createRandom(config.seed ?? randomInt(2 ** 32)));
-    this.sidePort = config.sidePort;
+    const { sidePort, dataParallel } = config;
+    this.sidePorts = Array.from({ length: dataParallel }, (_, rank) => (sidePort === 0 ? 0 : sidePort + rank));
     this.receiver = { init: config.initPorts, alloc: config.allocPorts };
-    this.engine = this.createEngine(config.engineId);
+    this.engines = this.createEngines(config.engineId);
     this.front = new HttpFront(
       config.host,
       config.port,
@@ -129,11 +97,11 @@ class RunningSim implements Sim {
   }
 
   get engineId(): string {
-    return this.engine.engineId;
+    return this.engines[0]?.engineId ?? '';
   }
 
   get sideChannel(): { readonly host: string; readonly port: number } {
-    return { host: this.config.advertiseHost ?? this.config.sideHost, port: this.engine.sidePort };
+    return { host: this.config.advertiseHost ?? this.config.sideHost, port: this.sidePorts[0] ?? 0 };
   }
 
   get receiverPorts(): ReceiverPorts {
@@ -141,48 +109,26 @@ class RunningSim implements Sim {
   }
 
   async start(): Promise<void> {
-    await this.engine.listen(this.sidePort, this.receiver);
-    this.sidePort = this.engine.sidePort;
-    this.receiver = this.engine.receiver;
+    await this.listenSides();
     try {
       await this.front.listen();
     } catch (error) {
-      await this.engine.stop();
+      await this.stopEngines();
       throw error;
     }
   }
 
   state(): SimState {
-    const { engine } = this;
-    const pins = engine.pins.list();
     return {
-      ...engine.stats,
-      engineId: engine.engineId,
+      ...coreState(this.engines),
       role: this.role,
       url: this.url,
-      pins: pins.length,
-      pinnedBlocks: pins.reduce((sum, pin) => sum + pin.blocks.length, 0),
-      pinList: pins.map((pin) => ({
-        requestId: pin.requestId,
-        kind: pin.kind,
-        blocks: pin.blocks.length,
-        tokens: pin.tokens,
-      })),
-      pinsExpired: engine.pins.expired,
-      freeBlocks: engine.pool.freeCount,
-      usage: engine.pool.usage,
-      running: engine.countPhase('running'),
-      waiting: engine.countPhase('waiting'),
-      loading: engine.countPhase('loading'),
-      hanging: engine.countPhase('hung'),
-      buffered: engine.lmcache?.buffer.size ?? 0,
-      transfersFailed: engine.lmcache?.sender.failed ?? 0,
       killed: this.killed,
       paused: this.config.switch.isPaused,
-      deathReason: engine.deathReason ?? null,
       listening: this.front.isListening,
       starts: this.starts,
       requests: this.received,
+      rankRequests: [...this.rankRequests],
       faults: this.faults.list(),
     };
   }
@@ -205,23 +151,24 @@ class RunningSim implements Sim {
       this.killed = true;
       await this.front.stopListening();
       await this.front.resetAll(false);
-      await this.engine.stop();
+      await this.stopEngines();
       this.config.switch.resume();
       this.config.onExit?.('crash');
     });
   }
 
-  restart(): Promise<void> {
+  restart(template?: TemplateKind): Promise<void> {
     return this.change(async () => {
       if (this.closed) return;
       await this.front.stopListening();
       await this.front.resetAll(false);
-      await this.engine.stop();
+      await this.stopEngines();
       this.config.switch.resume();
-      this.engine = this.createEngine(undefined);
+      if (template !== undefined) this.config = { ...this.config, template };
+      this.engines = this.createEngines(undefined);
       this.starts += 1;
       this.killed = false;
-      await this.engine.listen(this.sidePort, this.receiver);
+      await this.listenSides();
       if (!this.faults.refuses) await this.front.listen();
     });
   }
@@ -231,7 +178,7 @@ class RunningSim implements Sim {
     return this.change(async () => {
       await this.front.stopListening();
       await this.front.resetAll(false);
-      await this.engine.stop();
+      await this.stopEngines();
       this.config.switch.resume();
     });
   }
@@ -270,33 +217,62 @@ class RunningSim implements Sim {
     return next;
   }
 
-  private createEngine(engineId: string | undefined): Engine {
+  private async listenSides(): Promise<void> {
+    for (const [rank, engine] of this.engines.entries()) {
+      await engine.listen(this.sidePorts[rank] ?? 0, this.receiver);
+      this.receiver = engine.receiver;
+    }
+    this.sidePorts = this.engines.map(({ sidePort }) => sidePort);
+  }
+
+  private async stopEngines(): Promise<void> {
+    await Promise.all(this.engines.map((engine) => engine.stop()));
+  }
+
+  /** With several ranks each has the base id and its number, as vLLM names them. */
+  private createEngines(engineId: string | undefined): readonly Engine[] {
     // Start times have steps of 10 ms and tell two lives apart.
     this.startedAt = Math.max(this.config.clock.now(), this.startedAt + 10);
-    return new Engine(this.config, engineId ?? randomUUID(), this.startedAt, (silent) => {
-      if (silent !== undefined) {
-        for (const exchange of this.front.open) {
-          exchange.isSilent ||= exchange.suffix !== '' && silent.internalId.endsWith(`-${exchange.suffix}`);
-        }
-      }
-      this.killed = true;
-      const dying = this.engine;
-      void this.change(async () => {
-        if (this.engine === dying) await this.exitAfterDeath();
-      });
-    });
+    const base = engineId ?? randomUUID();
+    const { dataParallel } = this.config;
+    this.rankRequests = Array.from({ length: dataParallel }, () => 0);
+    const engines: readonly Engine[] = Array.from(
+      { length: dataParallel },
+      (_, rank) =>
+        new Engine(this.config, dataParallel === 1 ? base : `${base}_dp${rank}`, this.startedAt, (silent) => {
+          if (silent !== undefined) {
+            for (const exchange of this.front.open) {
+              exchange.isSilent ||= exchange.suffix !== '' && silent.internalId.endsWith(`-${exchange.suffix}`);
+            }
+          }
+          this.killed = true;
+          // The process goes with the first of its cores.
+          for (const other of engines) other.die(DIED_WITH);
+          void this.change(async () => {
+            if (this.engines === engines) await this.exitAfterDeath();
+          });
+        }),
+    );
+    return engines;
   }
 
   /** The engine core is dead: open requests get their 500s, then the process is gone. */
   private async exitAfterDeath(): Promise<void> {
-    const { engine } = this;
+    const { engines } = this;
     for (let turn = 0; turn < 50 && [...this.front.open].some((exchange) => !exchange.isSilent); turn += 1) {
       await new Promise((resolve) => setImmediate(resolve));
     }
     await this.front.stopListening();
     await this.front.resetAll(true);
-    await engine.stop();
-    this.config.onExit?.(engine.deathReason ?? '');
+    await Promise.all(engines.map((engine) => engine.stop()));
+    this.config.onExit?.(coreState(engines).deathReason ?? '');
+  }
+
+  /** The rank that a request names, else each in turn; undefined for one that there is not. */
+  private pickRank(header: string | string[] | undefined): number | undefined {
+    const { length } = this.engines;
+    if (typeof header !== 'string' || !/^\d+$/.test(header)) return this.received % length;
+    return Number(header) < length ? Number(header) : undefined;
   }
 
   private async handle(exchange: Exchange): Promise<void> {
@@ -311,16 +287,29 @@ class RunningSim implements Sim {
     }
     if (this.config.switch.isPaused) await this.config.switch.passed();
     if (signal.aborted) return;
-    if (request.method === 'POST' && /^\/v1\/(chat\/)?completions$/.test(request.path)) this.received += 1;
+    const isGenerate = request.method === 'POST' && /^\/v1\/(chat\/)?completions$/.test(request.path);
+    if (isGenerate) this.received += 1;
     const model = textOf(parsed, 'model');
     const remote = isObject(parsed) ? textOf(parsed['kv_transfer_params'], 'remote_engine_id') : '';
     const { method, leg, path, onConnection } = request;
     const fault = this.faults.match({ method, leg, path, model, remote, isReused: onConnection > 1 });
     const proceeds = fault === undefined || (await this.applyFault(exchange, fault));
     if (!proceeds || signal.aborted) return;
+    const rank = this.pickRank(request.headers['x-data-parallel-rank']);
+    const engine = this.engines[rank ?? 0];
+    if (engine === undefined || rank === undefined) {
+      const error = badRequest(`data_parallel_rank ${String(request.headers['x-data-parallel-rank'])} is out of range`);
+      sendJson(response, error.status, error.body);
+      return;
+    }
+    if (isGenerate) this.rankRequests[rank] = (this.rankRequests[rank] ?? 0) + 1;
     const context: RouteContext = {
-      engine: this.engine,
+      engine,
+      engines: this.engines,
       config: this.config,
+      serve: (models) => {
+        this.config = { ...this.config, models };
+      },
       fault,
       drawHex,
       load: this.front.open.size - 1,
@@ -360,7 +349,7 @@ class RunningSim implements Sim {
         await this.restart();
         return false;
       case 'crash':
-        this.engine.die('injected');
+        this.engines[0]?.die('injected');
         return true;
       default:
         return true;

@@ -61,3 +61,19 @@ export function createStats(): EngineStats {
     leakedBlocks: 0,
   };
 }
+
+/** The counters of several engines, added up. */
+export function sumStats(all: readonly EngineStats[]): EngineStats {
+  const sum = createStats();
+  for (const { finished, ...counters } of all) {
+    for (const [key, value] of Object.entries(counters)) if (isCounter(key)) sum[key] += value;
+    for (const reason of FINISHES) sum.finished[reason] += finished[reason];
+  }
+  return sum;
+}
+
+const FINISHES = ['stop', 'length', 'abort', 'error'] as const;
+
+function isCounter(key: string): key is Exclude<keyof EngineStats, 'finished'> {
+  return key !== 'finished' && key in createStats();
+}

@@ -14,6 +14,8 @@ export const special = {
   media: 265,
   documents: 266,
   effort: 267,
+  think: 268,
+  thinkEnd: 269,
 } as const;
 
 const specialText = new Map<number, string>([
@@ -29,6 +31,8 @@ const specialText = new Map<number, string>([
   [special.media, '<|media|>'],
   [special.documents, '<|documents|>'],
   [special.effort, '<|effort|>'],
+  [special.think, '<think>'],
+  [special.thinkEnd, '</think>'],
 ]);
 
 const pairBase = 300;

@@ -1,6 +1,7 @@
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { createRandom, type FaultRule } from '../../src/sim/faults.ts';
-import type { Sim, SimState } from '../../src/sim/start-sim.ts';
+import type { Sim } from '../../src/sim/start-sim.ts';
+import type { SimState } from '../../src/sim/state.ts';
 import { type Harness, startHarness } from '../support/harness.ts';
 import { type Ask, Draw, drawAsk, drawFault, isHarmless } from './property-requests.ts';
 import { readSubstance } from './reuse-reply.ts';

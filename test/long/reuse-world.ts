@@ -4,7 +4,8 @@ import { type Entry, EntryKeySchema } from '../../gen/baton/v1/kv_cache_store_pb
 import { connectRemote, type RemoteServices } from '../../src/rpc/clients.ts';
 import { createRandom, type FaultRule } from '../../src/sim/faults.ts';
 import type { SimModel, SimOptions } from '../../src/sim/options.ts';
-import type { Sim, SimState } from '../../src/sim/start-sim.ts';
+import type { Sim } from '../../src/sim/start-sim.ts';
+import type { SimState } from '../../src/sim/state.ts';
 import { type Harness, startHarness } from '../support/harness.ts';
 import { Draw, MALFORMED } from './property-requests.ts';
 import type { ModelKey } from './reuse-model.ts';
