@@ -26,6 +26,14 @@ export function adapterRoot(instance: Instance, model: string): string {
   return card === undefined || card.parent === '' ? '' : card.root || card.id;
 }
 
+/**
+ * Whether the KV of a model follows from its name and root on this instance. An adapter may be replaced under both by an
+ * engine that allows it at all; what was computed before is then another model's.
+ */
+export function keepsWeights({ engine }: Instance, adapter: string): boolean {
+  return adapter === '' || engine?.adapters === 'fixed';
+}
+
 /** Label by which an operator keeps instances apart whatever else they have in common. */
 const GROUP_LABEL = 'compat_group';
 

@@ -32,6 +32,8 @@ export interface ProbeResult {
   readonly models?: readonly EngineModelCard[];
   /** Whether /v1/models refused the key; absent where it was not asked. */
   readonly keyRefused?: boolean;
+  /** Whether adapters can be replaced while the engine runs; absent where it has none, or does not tell. */
+  readonly adapters?: 'fixed' | 'reloadable';
   readonly version?: string;
   readonly metrics?: EngineMetrics;
   /** Kind of engine, read off the metrics' names. */
@@ -141,11 +143,21 @@ function isTrouble(status: number): boolean {
   return status === 429 || (status >= 500 && status !== 501);
 }
 
-async function readModels(get: Get): Promise<Pick<ProbeResult, 'models' | 'keyRefused'>> {
+async function readModels(get: Get): Promise<Pick<ProbeResult, 'models' | 'keyRefused' | 'adapters'>> {
   const reply = await get('/v1/models');
   if (reply.kind === 'reply' && (reply.status === 401 || reply.status === 403)) return { keyRefused: true };
   const models = reply.kind === 'reply' && reply.status === 200 ? parseModelCards(reply.text) : undefined;
-  return models === undefined ? {} : { models, keyRefused: false };
+  if (models === undefined) return {};
+  const hasAdapters = models.some(({ parent }) => parent !== '');
+  return { models, keyRefused: false, ...(hasAdapters ? await readAdapters(get) : {}) };
+}
+
+/** vLLM has the route by which adapters are replaced only where that is allowed; it takes no GET. */
+async function readAdapters(get: Get): Promise<Pick<ProbeResult, 'adapters'>> {
+  const reply = await get('/v1/load_lora_adapter');
+  if (reply.kind !== 'reply') return {};
+  if (reply.status === 404) return { adapters: 'fixed' };
+  return reply.status === 405 ? { adapters: 'reloadable' } : {};
 }
 
 async function readVersion(get: Get): Promise<Pick<ProbeResult, 'version'>> {

@@ -55,6 +55,7 @@ export class EngineDetails {
   #kind = '';
   #version = '';
   #templateFingerprint = '';
+  #adapters: ProbeResult['adapters'];
   #models: readonly ModelCard[] = [];
   #modelsKnown = false;
   #detailsAt = Number.NEGATIVE_INFINITY;
@@ -108,6 +109,7 @@ export class EngineDetails {
       kvGroups: this.#learnt.kvGroups,
       handles: this.#learnt.handles,
       tokenizeMembers: [...honouredMembers(this.#version)],
+      adapters: this.#adapters ?? '',
     });
   }
 
@@ -134,6 +136,7 @@ export class EngineDetails {
     this.#version = '';
     this.#kind = '';
     this.#templateFingerprint = '';
+    this.#adapters = undefined;
     this.#detailsAt = Number.NEGATIVE_INFINITY;
   }
 
@@ -150,6 +153,7 @@ export class EngineDetails {
     this.#version = result.version ?? this.#version;
     this.#templateFingerprint = result.templateFingerprint ?? this.#templateFingerprint;
     if (result.models === undefined) return;
+    this.#adapters = result.adapters;
     this.#modelsKnown = result.models.length <= MAX_MODELS;
     this.#models = result.models
       .slice(0, MAX_MODELS)

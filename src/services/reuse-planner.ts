@@ -18,7 +18,7 @@ import {
 } from '../../gen/baton/v1/router_pb.ts';
 import type { PromptTokens } from '../../gen/baton/v1/tokens_pb.ts';
 import { type ProvablePrompt, promptOfIds } from '../core/chain.ts';
-import { compatGroup } from '../core/compat.ts';
+import { compatGroup, keepsWeights } from '../core/compat.ts';
 import { checkHandle } from '../core/handle-check.ts';
 import { cutHandle } from '../core/handle-edit.ts';
 import { PROVEN_VERSIONS } from '../core/prompt-members.ts';
@@ -181,7 +181,7 @@ export class ReusePlanner {
       const reason = look.miss?.reason ?? MissReason.NEVER_STORED;
       return { kind: 'absent', outcome: MISS_OUTCOMES[reason] ?? ReuseOutcome.MISS_NEVER };
     }
-    const chosen = this.#chooseReaders(request, look.entries);
+    const chosen = this.#chooseReaders(request, look.entries, key.adapter);
     if (chosen.kind === 'cold') return chosen;
     const { readers, ownerId } = chosen;
     if (this.#settings.guard === 'exact') {
@@ -214,6 +214,7 @@ export class ReusePlanner {
   #chooseReaders(
     request: ReuseRequest,
     entries: readonly Entry[],
+    adapter: string,
   ): { readonly kind: 'readers'; readonly readers: readonly Instance[]; readonly ownerId: string } | Cold {
     let reason: ReuseOutcome = ReuseOutcome.MISS_OWNER_GONE;
     for (const entry of entries) {
@@ -224,12 +225,17 @@ export class ReusePlanner {
         reason = ReuseOutcome.MISS_UNVERIFIABLE;
         continue;
       }
+      if (!keepsWeights(owner, adapter)) {
+        reason = ReuseOutcome.MISS_UNSUPPORTED;
+        continue;
+      }
       reason = ReuseOutcome.MISS_DISABLED;
       const readers = request
         .prefillFor(owner.id)
         .filter(
           (prefill) =>
             compatGroup(prefill) === group &&
+            keepsWeights(prefill, adapter) &&
             !isSameProcess(prefill, owner) &&
             this.#trials.mayAdmit(prefill, owner.id),
         );

@@ -4,7 +4,7 @@ import type { Client } from '@connectrpc/connect';
 import { IncarnationSchema, type Instance } from '../../gen/baton/v1/instance_pb.ts';
 import { EntryOwnerSchema, type KVCacheStore, PutEntryRequestSchema } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import { type ReportOutcomeRequest, type RequestFacts, ReuseOutcome } from '../../gen/baton/v1/router_pb.ts';
-import { compatGroup } from '../core/compat.ts';
+import { compatGroup, keepsWeights } from '../core/compat.ts';
 import { checkHandle } from '../core/handle-check.ts';
 import { isInTokens } from '../core/prompt-members.ts';
 import type { CachedPrefixes } from './cached-prefixes.ts';
@@ -94,14 +94,14 @@ export class TurnRecorder {
     await this.#noteEngineId(decode.id, baseEngineId(handle.remoteEngineId ?? ''));
     // The engine's stamp is on its own clock and only says that there is one: without it, it would not expire.
     const provable = report.chain !== undefined && handle.remoteBlocksExpiryTime !== undefined;
-    const inTokens = isInTokens(facts.unprovenMembers);
-    const keep = facts.conversationId !== '' && (!exact || (provable && inTokens));
+    const fits = isInTokens(facts.unprovenMembers) && keepsWeights(decode, adapterOf(this.#view.snapshot(), facts));
+    const keep = facts.conversationId !== '' && (!exact || (provable && fits));
     const ttlMs = this.#ttlMs(decode, toMs(report.paused));
     if (ttlMs <= 0) {
       remember(ReuseOutcome.MISS_EXPIRED);
       return 'none';
     }
-    remember(keep ? undefined : inTokens ? ReuseOutcome.MISS_UNVERIFIABLE : ReuseOutcome.MISS_UNSUPPORTED);
+    remember(keep ? undefined : fits ? ReuseOutcome.MISS_UNVERIFIABLE : ReuseOutcome.MISS_UNSUPPORTED);
     try {
       const put = await this.#store.putEntry(this.#message(turn, keep, check.numTokens ?? 0, ttlMs), {
         timeoutMs: PUT_MS,

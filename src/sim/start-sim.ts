@@ -59,7 +59,7 @@ class RunningSim implements Sim {
   private receiver: ReceiverPorts;
   private starts = 1;
   private received = 0;
-  private rankRequests: number[] = [];
+  private readonly rankRequests: number[];
   private startedAt = 0;
   private killed = false;
   private closed = false;
@@ -70,6 +70,7 @@ class RunningSim implements Sim {
     this.role = config.role;
     this.faults = new FaultBook(createRandom(config.seed ?? randomInt(2 ** 32)));
     const { sidePort, dataParallel } = config;
+    this.rankRequests = Array.from({ length: dataParallel }, () => 0);
     this.sidePorts = Array.from({ length: dataParallel }, (_, rank) => (sidePort === 0 ? 0 : sidePort + rank));
     this.receiver = { init: config.initPorts, alloc: config.allocPorts };
     this.engines = this.createEngines(config.engineId);
@@ -235,7 +236,6 @@ class RunningSim implements Sim {
     this.startedAt = Math.max(this.config.clock.now(), this.startedAt + 10);
     const base = engineId ?? randomUUID();
     const { dataParallel } = this.config;
-    this.rankRequests = Array.from({ length: dataParallel }, () => 0);
     const engines: readonly Engine[] = Array.from(
       { length: dataParallel },
       (_, rank) =>

@@ -41,7 +41,7 @@ export interface SimState extends EngineStats {
   readonly starts: number;
   /** Generate requests received by this process, all lives. */
   readonly requests: number;
-  /** Requests of the current life by data parallel rank. */
+  /** The same by data parallel rank. */
   readonly rankRequests: readonly number[];
   readonly faults: readonly JsonObject[];
 }

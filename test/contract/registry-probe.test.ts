@@ -89,6 +89,19 @@ describe('probeInstance', () => {
     expect(stub.seen.map(({ url }) => url)[0]).toBe('/health');
   });
 
+  it.each([
+    ['fixed', text(404, '')],
+    ['reloadable', text(405, '')],
+    ['unknown behind a key', text(401, '')],
+  ])('tells that adapters are %s', async (told, route) => {
+    const models = text(200, '{"data":[{"id":"m"},{"id":"l","root":"/l","parent":"m"}]}');
+    await using stub = await engine({ ...vllm(1), '/v1/models': models, '/v1/load_lora_adapter': route });
+    const { adapters } = await probe(stub.url);
+    expect(adapters).toBe(told.startsWith('unknown') ? undefined : told);
+    await using bare = await engine({ ...vllm(1), '/v1/load_lora_adapter': route });
+    expect(await probe(bare.url)).not.toHaveProperty('adapters');
+  });
+
   it('asks only for the parts that are wanted, and for none of an unhealthy engine', async () => {
     await using stub = await engine(vllm(1000));
     await probe(stub.url, 2000, new Set(['metrics']));

@@ -1,7 +1,7 @@
 import { create } from '@bufbuild/protobuf';
 import { describe, expect, test } from 'vitest';
 import { EngineInfoSchema, type ModelCard, ModelCardSchema } from '../../gen/baton/v1/instance_pb.ts';
-import { adapterRoot, compatGroup } from '../../src/core/compat.ts';
+import { adapterRoot, compatGroup, keepsWeights } from '../../src/core/compat.ts';
 import { decodeOf, prefillOf } from '../support/plan-instances.ts';
 
 const ENGINE = { kind: 'vllm', version: '0.33.0', blockSize: 16, templateFingerprint: 'f' };
@@ -54,5 +54,17 @@ describe('adapterRoot', () => {
     ['unknown', ''],
   ])('of %s is "%s"', (model, root) => {
     expect(adapterRoot(instance, model)).toBe(root);
+  });
+});
+
+describe('keepsWeights', () => {
+  test.each([
+    ['a model', '', '', true],
+    ['an adapter that stays', 'adapters/l', 'fixed', true],
+    ['an adapter that can be replaced', 'adapters/l', 'reloadable', false],
+    ['an adapter of an engine that does not tell', 'adapters/l', '', false],
+  ])('%s', (_, adapter, adapters, keeps) => {
+    const instance = prefillOf('p', { engine: create(EngineInfoSchema, { ...ENGINE, adapters }) });
+    expect(keepsWeights(instance, adapter)).toBe(keeps);
   });
 });
