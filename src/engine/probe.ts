@@ -173,9 +173,29 @@ async function readMetrics(get: Get): Promise<Pick<ProbeResult, 'metrics' | 'kin
   return { metrics: parseEngineMetrics(reply.text, kind), ...(kind === undefined ? {} : { kind }) };
 }
 
+/** A tool, a call of it and its result, and what the model thought before the call. */
+const TOOL_TALK = {
+  tools: [
+    {
+      type: 'function',
+      function: { name: 'look_up', description: 'Looks it up.', parameters: { type: 'object', properties: {} } },
+    },
+  ],
+  messages: [
+    { role: 'user', content: 'Is it so?' },
+    {
+      role: 'assistant',
+      content: '',
+      reasoning: 'Let me see.',
+      tool_calls: [{ id: 'a', type: 'function', function: { name: 'look_up', arguments: '{}' } }],
+    },
+    { role: 'tool', tool_call_id: 'a', content: 'It is.' },
+  ],
+};
+
 /**
  * What engines tokenise so that their tokenizers and chat templates can be told apart: equal ids here are a strong sign,
- * not a proof, that prompts are rendered alike. Models without a chat template are asked for the text.
+ * not a proof, that prompts are rendered alike. A template may refuse all but the first, and all engines with it do.
  */
 const TEMPLATE_PROBES = [
   JSON.stringify({
@@ -186,19 +206,31 @@ const TEMPLATE_PROBES = [
       { role: 'user', content: 'Why?' },
     ],
   }),
-  JSON.stringify({ prompt: 'Grüße, 3.14 \u{1F600}\n\tx == y' }),
+  JSON.stringify(TOOL_TALK),
+  // The question after it: what was thought and called in earlier turns may be left out.
+  JSON.stringify({ ...TOOL_TALK, messages: [...TOOL_TALK.messages, { role: 'user', content: 'Why?' }] }),
 ] as const;
+
+/** Models without a chat template are asked for the text. */
+const TEXT_PROBE = JSON.stringify({ prompt: 'Grüße, 3.14 \u{1F600}\n\tx == y' });
 
 /** Hash of the token ids, with the kind of probe that gave them; absent where the engine has no such route. */
 async function readTemplate(get: Get): Promise<Pick<ProbeResult, 'templateFingerprint'>> {
-  for (const [kind, body] of TEMPLATE_PROBES.entries()) {
-    const reply = await get('/tokenize', body);
-    if (reply.kind !== 'reply') return {};
-    const ids = reply.status === 200 ? tokensOf(reply.text) : undefined;
-    if (ids === undefined) continue;
-    return { templateFingerprint: `${kind}:${createHash('sha256').update(ids).digest('hex').slice(0, 32)}` };
-  }
-  return {};
+  const chat = await Promise.all(TEMPLATE_PROBES.map((body) => readIds(get, body)));
+  const [first] = chat;
+  const kind = first === 'none' ? 1 : 0;
+  const told = kind === 1 ? [await readIds(get, TEXT_PROBE)] : chat;
+  // Half of it would look like another template.
+  if (told[0] === 'none' || told.includes(undefined)) return {};
+  return { templateFingerprint: `${kind}:${createHash('sha256').update(told.join()).digest('hex').slice(0, 32)}` };
+}
+
+/** Token ids as text; `none` where the engine refuses, undefined where it has no answer at this time. */
+async function readIds(get: Get, body: string): Promise<string | undefined> {
+  const reply = await get('/tokenize', body);
+  // A template that cannot be rendered is a 400 or a 500, by version.
+  if (reply.kind !== 'reply' || (isTrouble(reply.status) && reply.status !== 500)) return undefined;
+  return (reply.status === 200 ? tokensOf(reply.text) : undefined) ?? 'none';
 }
 
 function tokensOf(text: string): string | undefined {

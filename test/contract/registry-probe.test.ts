@@ -102,6 +102,42 @@ describe('probeInstance', () => {
     expect(await probe(bare.url)).not.toHaveProperty('adapters');
   });
 
+  describe('the fingerprint of a template', () => {
+    const template = new Set<ProbePart>(['template']);
+    type Answer = (body: { messages?: readonly { role: string }[]; tools?: unknown }) => readonly [number, unknown];
+    const fingerprint = async (answer: Answer) => {
+      const tokenize: Handler = async (request, response) => {
+        let body = '';
+        for await (const chunk of request) body += String(chunk);
+        const [status, tokens] = answer(JSON.parse(body));
+        response.writeHead(status).end(JSON.stringify({ tokens }));
+      };
+      await using stub = await engine({ '/health': text(200, ''), '/tokenize': tokenize });
+      return (await probe(stub.url, 2000, template)).templateFingerprint;
+    };
+    const isTools = (body: Parameters<Answer>[0]) => body.tools !== undefined;
+    const ends = (body: Parameters<Answer>[0], role: string) => body.messages?.at(-1)?.role === role;
+
+    it('differs where only tools, their results or earlier turns are rendered differently', async () => {
+      const told = await Promise.all([
+        fingerprint(() => [200, [1, 2]]),
+        fingerprint((body) => [200, isTools(body) ? [1, 3] : [1, 2]]),
+        fingerprint((body) => [200, ends(body, 'tool') ? [1, 3] : [1, 2]]),
+        fingerprint((body) => [200, isTools(body) && ends(body, 'user') ? [1, 3] : [1, 2]]),
+        fingerprint((body) => (isTools(body) ? [400, null] : [200, [1, 2]])),
+      ]);
+      for (const one of told) expect(one).toMatch(/^0:[0-9a-f]{32}$/);
+      expect(new Set(told).size).toBe(told.length);
+      expect(await fingerprint((body) => (isTools(body) ? [500, null] : [200, [1, 2]]))).toBe(told.at(-1));
+    });
+
+    it('is of a text where there is no chat template, and of nothing that is only half known', async () => {
+      expect(await fingerprint((body) => (body.messages === undefined ? [200, [1]] : [400, null]))).toMatch(/^1:/);
+      expect(await fingerprint((body) => (isTools(body) ? [503, null] : [200, [1]]))).toBeUndefined();
+      expect(await fingerprint(() => [404, null])).toBeUndefined();
+    });
+  });
+
   it('asks only for the parts that are wanted, and for none of an unhealthy engine', async () => {
     await using stub = await engine(vllm(1000));
     await probe(stub.url, 2000, new Set(['metrics']));

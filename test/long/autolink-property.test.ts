@@ -1,6 +1,7 @@
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { contentOf, type Harness, post, startHarness } from '../support/harness.ts';
 import { seeded } from '../support/seeded.ts';
+import { storedTurns } from '../support/stored-turns.ts';
 
 // Clients that name nothing walk through trees of conversations: they go on from any reply, edit, generate again, and
 // begin alike. One request at a time, so that a model of the store can say what each turn finds.
@@ -106,7 +107,7 @@ test(`${TURNS} turns of conversations without names`, { timeout: 200_000 }, asyn
     tally[expected] = (tally[expected] ?? 0) + 1;
     model.put(messages, text);
     nodes.push({ messages, reply: text });
-    await stored(turn + 1);
+    await storedTurns(harness.adminUrl, turn + 1);
   }
   for (const sim of [...harness.prefill, ...harness.decode]) {
     expect(sim.state()).toMatchObject({ mismatchedPulls: 0, doubleReads: 0, expiredReads: 0, leakedPins: 0, hung: 0 });
@@ -131,12 +132,3 @@ test(`${TURNS} turns of conversations without names`, { timeout: 200_000 }, asyn
     return [...node.messages, said, { role: 'user', content: `More of ${Math.floor(draw() * 100)}?` }];
   }
 });
-
-/** Turns are put off the client's path. */
-async function stored(puts: number): Promise<void> {
-  const count = async () => {
-    const metrics = await (await fetch(`${harness.adminUrl}/metrics`)).text();
-    return Number(/^baton_decode_handles_total\{fate="stored"\} (\d+)/m.exec(metrics)?.[1] ?? 0);
-  };
-  await expect.poll(count, { timeout: 10_000, interval: 2 }).toBe(puts);
-}

@@ -57,8 +57,9 @@ export class HistoryModel {
   }
 }
 
-/** All messages; those before the assistant's last that others follow. */
+/** All messages; those before a reply at the end; those before the assistant's last that others follow. */
 function lookups(messages: readonly Said[]): readonly string[] {
   const last = messages.findLastIndex(({ role }, i) => role === 'assistant' && i < messages.length - 1);
-  return [messages, ...(last < 0 ? [] : [messages.slice(0, last)])].map((part) => JSON.stringify(part));
+  const begun = messages.at(-1)?.role === 'assistant' ? [messages.slice(0, -1)] : [];
+  return [messages, ...begun, ...(last < 0 ? [] : [messages.slice(0, last)])].map((part) => JSON.stringify(part));
 }
