@@ -69,7 +69,10 @@ test.each(fixture.cases)('$name', async ({ system, steps }) => {
     if (body === undefined) continue;
     const { outcome, reply } = await send(body, `${step.do} ${step.as ?? step.of}`);
     expect(outcome, JSON.stringify(step)).toBe(step.expect);
-    if (isChat && step.as !== undefined) nodes.set(step.as, { messages: body.messages, reply });
+    if (!isChat || step.as === undefined) continue;
+    // What is continued becomes one reply.
+    const of = step.do === 'continue' ? nodes.get(step.of ?? '') : undefined;
+    nodes.set(step.as, of === undefined ? { messages: body.messages, reply } : { ...of, reply: of.reply + reply });
   }
 });
 
