@@ -106,11 +106,11 @@ describe('probeInstance', () => {
     const template = new Set<ProbePart>(['template']);
     type Answer = (body: { messages?: readonly { role: string }[]; tools?: unknown }) => readonly [number, unknown];
     const fingerprint = async (answer: Answer) => {
-      const tokenize: Handler = async (request, response) => {
-        let body = '';
-        for await (const chunk of request) body += String(chunk);
-        const [status, tokens] = answer(JSON.parse(body));
-        response.writeHead(status).end(JSON.stringify({ tokens }));
+      const tokenize: Handler = (request, response) => {
+        request.once('data', (body: Uint8Array) => {
+          const [status, tokens] = answer(JSON.parse(String(body)));
+          response.writeHead(status).end(JSON.stringify({ tokens }));
+        });
       };
       await using stub = await engine({ '/health': text(200, ''), '/tokenize': tokenize });
       return (await probe(stub.url, 2000, template)).templateFingerprint;

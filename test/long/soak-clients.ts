@@ -31,6 +31,7 @@ interface Talk {
 /** How one turn went, and what was special about it. */
 export interface Turn {
   readonly kind: 'right' | 'refused' | 'failed' | 'broken' | 'wrong';
+  readonly status: number;
   readonly outcome: string;
   readonly marks: readonly string[];
   readonly detail: string;
@@ -208,7 +209,13 @@ async function takeTurn(world: SoakWorld, current: Talk, draw: Draw): Promise<Tu
   const tell = (kind: Turn['kind']): Turn => {
     const isFine = kind === 'right' || kind === 'refused' || (excused && kind !== 'wrong');
     const told = { status: reply.status, marks, outcome, templates: [...templates], seen, right, text: reply.text };
-    return { kind, outcome, marks, detail: isFine ? '' : JSON.stringify({ ...told, body }).slice(0, 4000) };
+    return {
+      kind,
+      status: reply.status,
+      outcome,
+      marks,
+      detail: isFine ? '' : JSON.stringify({ ...told, body }).slice(0, 4000),
+    };
   };
   if (reply.status !== 200) return tell(isSame ? 'refused' : 'failed');
   if (seen !== undefined && seen.errors.length > 0) return tell('broken');

@@ -19,6 +19,36 @@ export interface SoakResult {
 }
 
 /** So many turns of clients that do whatever changes a history, while templates, adapters and pictures change under them. */
+export async function expectSoak(turns: number, seed: number): Promise<void> {
+  const { wrong, unexcused, kinds, outcomes } = await runSoak(turns, seed);
+  expect(wrong).toEqual([]);
+  expect(unexcused).toEqual([]);
+  expect(kinds['right']).toBeGreaterThan(turns * 0.95);
+  // Whole handles are rare: what the model thought is left out of the next prompt.
+  expect(outcomes['all']?.['hit_cut']).toBeGreaterThan(turns / 10);
+  expect(outcomes['all']?.['hit']).toBeGreaterThan(0);
+  for (const mark of MARKS) expect({ mark, met: outcomes[mark] !== undefined }).toEqual({ mark, met: true });
+}
+
+/** What the clients of a run must have done. */
+const MARKS = [
+  'tools',
+  'tool_choice none',
+  'reasoning_effort',
+  'truncate_prompt_tokens',
+  'inline picture',
+  'linked picture',
+  'adapter',
+  'thoughts sent',
+  'thoughts left out',
+  'linked by history',
+  'regenerate',
+  'edit',
+  'branch',
+  'tool',
+];
+
+/** The same without a word on how it went. */
 export async function runSoak(turns: number, seed: number, options: SoakOptions = {}): Promise<SoakResult> {
   await using world = await SoakWorld.start(options);
   const kinds: Record<string, number> = {};
@@ -32,9 +62,10 @@ export async function runSoak(turns: number, seed: number, options: SoakOptions 
     begun += 1;
     return begun <= turns && wrong.length < 5;
   };
-  const tell = ({ kind, outcome, marks, detail }: Turn) => {
+  const tell = ({ kind, status, outcome, marks, detail }: Turn) => {
     ended += 1;
-    kinds[kind] = (kinds[kind] ?? 0) + 1;
+    const ending = kind === 'failed' ? `${kind} ${status}` : kind;
+    kinds[ending] = (kinds[ending] ?? 0) + 1;
     for (const mark of ['all', ...marks]) {
       const counts = outcomes[mark] ?? {};
       outcomes[mark] = counts;
