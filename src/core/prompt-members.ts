@@ -82,12 +82,12 @@ export function honouredMembers(version: string): readonly string[] {
 
 const ALL_HONOURED = [...new Set(Object.values(HONOURED).flatMap((members) => [...members]))].toSorted();
 
-/** Values that are what an absent member means. */
-const NEUTRAL: Readonly<Record<string, readonly string[]>> = {
-  echo: ['false'],
-  tool_choice: ['"auto"'],
-  use_beam_search: ['false'],
-};
+/** Values that are what an absent member means; a member may have any name, `constructor` too. */
+const NEUTRAL: ReadonlyMap<string, string> = new Map([
+  ['echo', 'false'],
+  ['tool_choice', '"auto"'],
+  ['use_beam_search', 'false'],
+]);
 
 /** Members that keep a handle from being used; `messages` or `prompt` among them where their form does. */
 export function unprovenMembers(api: Api, body: Uint8Array, scan: ScannedObject): readonly string[] {
@@ -95,7 +95,7 @@ export function unprovenMembers(api: Api, body: Uint8Array, scan: ScannedObject)
   for (const { key, type, valueStart, valueEnd } of scan.members) {
     if (type === 'null' || HARMLESS.has(key) || HONOURED[api].has(key)) continue;
     const text = valueEnd - valueStart > 16 ? '' : ascii(body.subarray(valueStart, valueEnd));
-    if (!(NEUTRAL[key] ?? []).includes(text)) unproven.add(key);
+    if (NEUTRAL.get(key) !== text) unproven.add(key);
   }
   if (api === 'chat.completions' && !hasOnlyText(body, scan)) unproven.add('messages');
   return [...unproven];

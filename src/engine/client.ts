@@ -172,12 +172,12 @@ function watchSockets(): void {
   });
 }
 
-const DECODERS: Readonly<Record<string, () => Transform>> = {
-  gzip: createGunzip,
-  'x-gzip': createGunzip,
-  deflate: createInflate,
-  br: createBrotliDecompress,
-};
+const DECODERS: ReadonlyMap<string, () => Transform> = new Map<string, () => Transform>([
+  ['gzip', createGunzip],
+  ['x-gzip', createGunzip],
+  ['deflate', createInflate],
+  ['br', createBrotliDecompress],
+]);
 
 class Leg implements Dispatcher.DispatchHandler, LegControl {
   reused = false;
@@ -216,7 +216,7 @@ class Leg implements Dispatcher.DispatchHandler, LegControl {
     if (status < 200 || this.#settled) return;
     this.#replied = true;
     const encoding = headers['content-encoding']?.trim().toLowerCase();
-    const makeDecoder = encoding === undefined ? undefined : DECODERS[encoding];
+    const makeDecoder = encoding === undefined ? undefined : DECODERS.get(encoding);
     if (makeDecoder === undefined) {
       this.#handler.head(status, headers);
       return;

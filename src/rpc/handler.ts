@@ -15,6 +15,7 @@ import { COMPRESS_MIN_BYTES, RPC_MAX_MESSAGE_BYTES, RPC_MAX_TIMEOUT_MS } from '.
 import { mountReflection } from './reflection.ts';
 import { bindServices, type RpcServices, servedNames } from './routes.ts';
 import { type NodeRequest, type NodeResponse, UnaryCalls } from './unary-calls.ts';
+import { UnreadMessages } from './unread-message.ts';
 
 /** What an {@link RpcHandler} serves. */
 export interface RpcHandlerOptions {
@@ -36,6 +37,7 @@ export class RpcHandler implements Disposable {
   readonly #handlers: ReadonlyMap<string, UniversalHandler>;
   readonly #unary: UnaryCalls;
   readonly #bodies: BodyDeadline;
+  readonly #unread = new UnreadMessages();
   #unaryCalls = 0;
   #onIdle: (() => void) | undefined;
 
@@ -55,8 +57,12 @@ export class RpcHandler implements Disposable {
     });
     const methods = bindServices(options.services, onFault);
     for (const bound of methods) {
-      if (bound.kind === 'unary') router.rpc(bound.method, bound.call);
-      else router.rpc(bound.method, bound.call, { shutdownSignal: streamStop });
+      if (bound.kind === 'unary') {
+        router.rpc(bound.method, (message, context) => {
+          this.#unread.noteRead(context.requestHeader);
+          return bound.call(message, context);
+        });
+      } else router.rpc(bound.method, bound.call, { shutdownSignal: streamStop });
     }
     const names = servedNames(options.services);
     router.service(Health, new HealthService(names, streamStop));
@@ -103,7 +109,10 @@ export class RpcHandler implements Disposable {
   async #serve(handler: UniversalHandler, request: NodeRequest, response: NodeResponse): Promise<void> {
     const universalRequest = parseRequest(request, response);
     if (universalRequest === undefined) respond(response, 400);
-    else await universalResponseToNodeResponse(await handler(universalRequest), response);
+    else {
+      const answer = this.#unread.answerOf(universalRequest, await handler(universalRequest));
+      await universalResponseToNodeResponse(answer, response);
+    }
   }
 
   /** A call is over when its answer is closed: the promise of connect-node waits for an `end` that answers never have. */

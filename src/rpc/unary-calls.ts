@@ -1,6 +1,6 @@
 import type { IncomingMessage, OutgoingHttpHeaders, ServerResponse } from 'node:http';
 import { constants, type Http2ServerRequest, type Http2ServerResponse, type ServerHttp2Stream } from 'node:http2';
-import { create, type DescMessage, type DescMethod } from '@bufbuild/protobuf';
+import { create, type DescMessage, type DescMethod, type Message } from '@bufbuild/protobuf';
 import { Code, ConnectError } from '@connectrpc/connect';
 import { createMethodSerializationLookup, type MethodSerializationLookup } from '@connectrpc/connect/protocol';
 import {
@@ -19,6 +19,7 @@ import type { BoundMethod } from './bind.ts';
 import { admitCaller, CALLER, type CallerOf } from './caller.ts';
 import { LazyContext } from './lazy-context.ts';
 import { COMPRESS_MIN_BYTES, RPC_MAX_MESSAGE_BYTES, RPC_MAX_TIMEOUT_MS } from './limits.ts';
+import { unreadMessage } from './unread-message.ts';
 
 export type NodeRequest = IncomingMessage | Http2ServerRequest;
 export type NodeResponse = ServerResponse | Http2ServerResponse;
@@ -172,7 +173,7 @@ async function answer(
   let bytes: Uint8Array;
   try {
     if (body instanceof ConnectError) throw body;
-    const output = await bound.call(serialization.getI(true).parse(body), context);
+    const output = await bound.call(parse(serialization, body), context);
     bytes = serialization.getO(true).serialize(create(bound.method.output, output));
   } catch (thrown) {
     const error = thrown instanceof ConnectError ? thrown : new ConnectError('internal error', Code.Internal);
@@ -198,6 +199,14 @@ async function answer(
     response.writeHead(status, headers);
   }
   response.end(bytes);
+}
+
+function parse(serialization: Route['serialization'], body: Uint8Array): Message {
+  try {
+    return serialization.getI(true).parse(body);
+  } catch (error) {
+    throw unreadMessage(error);
+  }
 }
 
 /** Ends a request in its middle once its answer is written; Node tells of that one turn before the last frame is out. */

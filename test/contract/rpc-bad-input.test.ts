@@ -85,12 +85,15 @@ describe('each protocol says what is wrong', () => {
   test('garbage instead of a message', async () => {
     const { url } = await start();
     const binary = await send(url, STATS, 'application/proto', GARBAGE);
-    // As gRPC has it for a message that cannot be parsed; of JSON a caller can be told more.
-    expect([binary.status, JSON.parse(binary.text).code]).toEqual([500, 'internal']);
+    expect([binary.status, JSON.parse(binary.text).code]).toEqual([400, 'invalid_argument']);
+    // What a usual client does not send goes another way.
+    const zipped = await send(url, STATS, 'application/proto', gzipSync(GARBAGE), { 'content-encoding': 'gzip' });
+    expect([zipped.status, JSON.parse(zipped.text).code]).toEqual([400, 'invalid_argument']);
     for (const json of ['{', '[]', '{"filter": 5}', '\u0000']) {
       const reply = await send(url, STATS, 'application/json', Buffer.from(json));
       expect([json, reply.status, JSON.parse(reply.text).code]).toEqual([json, 400, 'invalid_argument']);
     }
+    // The word that gRPC has for it.
     const web = await send(url, STATS, 'application/grpc-web+proto', framed(GARBAGE));
     expect(web.text).toMatch(/grpc-status: 13\r\n/);
     const http2 = await session(url);

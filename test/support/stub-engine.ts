@@ -130,6 +130,8 @@ export interface Stubbed extends AsyncDisposable {
   readonly d: StubEngine;
   /** Forgets what the engines got and lets them answer as at the start. */
   reset(): void;
+  /** Forgets the lines of the log. */
+  forgetLog(): void;
 }
 
 interface StubbedOptions extends Omit<HarnessOptions, 'engine'> {
@@ -175,6 +177,7 @@ export async function startStubbed(options: StubbedOptions = {}): Promise<Stubbe
         }
       }
     },
+    forgetLog: () => void log.splice(0),
     [Symbol.asyncDispose]: () => resources.disposeAsync(),
   };
 }

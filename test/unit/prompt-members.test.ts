@@ -71,6 +71,8 @@ describe('members of a body', () => {
     ['echo', true, ['echo']],
     ['use_beam_search', false, []],
     ['use_beam_search', true, ['use_beam_search']],
+    ['constructor', 1, ['constructor']],
+    ['toString', 'x', ['toString']],
   ])('%s %j', (member, value, want) => {
     expect(chat({ [member]: value })).toEqual(want);
   });
