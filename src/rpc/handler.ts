@@ -1,4 +1,4 @@
-import { Code, ConnectError, createConnectRouter } from '@connectrpc/connect';
+import { Code, ConnectError, type ContextValues, createConnectRouter, createContextValues } from '@connectrpc/connect';
 import type { UniversalHandler } from '@connectrpc/connect/protocol';
 import {
   compressionGzip,
@@ -15,7 +15,7 @@ import { COMPRESS_MIN_BYTES, RPC_MAX_MESSAGE_BYTES, RPC_MAX_TIMEOUT_MS } from '.
 import { mountReflection } from './reflection.ts';
 import { bindServices, type RpcServices, servedNames } from './routes.ts';
 import { type NodeRequest, type NodeResponse, UnaryCalls } from './unary-calls.ts';
-import { UnreadMessages } from './unread-message.ts';
+import { blameCaller, WAS_READ } from './unread-message.ts';
 
 /** What an {@link RpcHandler} serves. */
 export interface RpcHandlerOptions {
@@ -37,7 +37,6 @@ export class RpcHandler implements Disposable {
   readonly #handlers: ReadonlyMap<string, UniversalHandler>;
   readonly #unary: UnaryCalls;
   readonly #bodies: BodyDeadline;
-  readonly #unread = new UnreadMessages();
   #unaryCalls = 0;
   #onIdle: (() => void) | undefined;
 
@@ -59,7 +58,7 @@ export class RpcHandler implements Disposable {
     for (const bound of methods) {
       if (bound.kind === 'unary') {
         router.rpc(bound.method, (message, context) => {
-          this.#unread.noteRead(context.requestHeader);
+          context.values.set(WAS_READ, true);
           return bound.call(message, context);
         });
       } else router.rpc(bound.method, bound.call, { shutdownSignal: streamStop });
@@ -107,11 +106,11 @@ export class RpcHandler implements Disposable {
   };
 
   async #serve(handler: UniversalHandler, request: NodeRequest, response: NodeResponse): Promise<void> {
-    const universalRequest = parseRequest(request, response);
+    const values = createContextValues();
+    const universalRequest = parseRequest(request, response, values);
     if (universalRequest === undefined) respond(response, 400);
     else {
-      const answer = this.#unread.answerOf(universalRequest, await handler(universalRequest));
-      await universalResponseToNodeResponse(answer, response);
+      await universalResponseToNodeResponse(blameCaller(values, await handler(universalRequest)), response);
     }
   }
 
@@ -124,9 +123,9 @@ export class RpcHandler implements Disposable {
   }
 }
 
-function parseRequest(request: NodeRequest, response: NodeResponse) {
+function parseRequest(request: NodeRequest, response: NodeResponse, values: ContextValues) {
   try {
-    return universalRequestFromNodeRequest(request, response, undefined, undefined);
+    return universalRequestFromNodeRequest(request, response, undefined, values);
   } catch {
     return undefined;
   }

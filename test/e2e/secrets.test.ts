@@ -92,7 +92,7 @@ async function outputs(): Promise<Readonly<Record<string, string>>> {
     (await fetch(url, token === undefined ? {} : { headers: { authorization: `Bearer ${token}` } })).text();
   const pool = { out: '', err: '' };
   const command = parseCommand(
-    ['pool', 'list', '-o', 'wide', '--registry-url', baton.rpcUrl, '--rpc-client-token-file', at('operator.token')],
+    ['pool', 'list', '-o', 'wide', '--registry-url', baton.rpcUrl, '--token-file', at('operator.token')],
     () => 'v',
   );
   if (command.kind !== 'pool') throw new Error(JSON.stringify(command));

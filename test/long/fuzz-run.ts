@@ -1,8 +1,7 @@
 import { connect } from 'node:net';
 import { setTimeout } from 'node:timers/promises';
-import { setFlagsFromString } from 'node:v8';
-import { runInNewContext } from 'node:vm';
 import { expect } from 'vitest';
+import { memoryInUse } from '../support/heap.ts';
 import { seeded } from '../support/seeded.ts';
 import { Draw } from './property-requests.ts';
 
@@ -38,20 +37,11 @@ export async function runFuzz(seconds: number, seed: number, target: FuzzTarget)
     await Promise.all(Array.from({ length: CLIENTS }, (_, number) => client(number)));
     expect(wrong).toEqual([]);
     await target.check();
-    heaps.push(heapInUse());
+    heaps.push(memoryInUse().heap);
   }
   const growth = (heaps.at(-1) ?? 0) - (heaps[ROUNDS / 2 - 1] ?? 0);
   expect(growth, `heap after each round: ${heaps.join(', ')}, ${sent} sent`).toBeLessThan(MAX_GROWTH);
   return sent;
-}
-
-/** Bytes of the heap that are in use after a full collection. */
-function heapInUse(): number {
-  setFlagsFromString('--expose-gc');
-  const collect: unknown = runInNewContext('gc');
-  if (typeof collect !== 'function') throw new Error('there is no gc');
-  for (let round = 0; round < 4; round++) collect();
-  return process.memoryUsage().heapUsed;
 }
 
 /** Most time that an answer is waited for: then the client leaves, as clients do. */

@@ -1,17 +1,7 @@
-import { setFlagsFromString } from 'node:v8';
-import { runInNewContext } from 'node:vm';
 import { expect, test } from 'vitest';
 import { MemoryStore } from '../../src/stores/memory/store.ts';
+import { memoryInUse } from '../support/heap.ts';
 import { callId, KEY, limits, newEntry } from '../support/kv-store.ts';
-
-/** Bytes of the heap that are in use after a full collection. */
-function heapInUse(): number {
-  setFlagsFromString('--expose-gc');
-  const collect: unknown = runInNewContext('gc');
-  if (typeof collect !== 'function') throw new Error('there is no gc');
-  for (let round = 0; round < 4; round++) collect();
-  return process.memoryUsage().heapUsed;
-}
 
 test('what the memory store keeps of calls lies outside the heap', async () => {
   const calls = 20_000;
@@ -28,9 +18,9 @@ test('what the memory store keeps of calls lies outside the heap', async () => {
     }
   };
   await run(0, 1000);
-  const before = heapInUse();
+  const before = memoryInUse().heap;
   await run(1000, 1000 + calls);
-  const after = heapInUse();
+  const after = memoryInUse().heap;
   expect(await store.stats({})).toMatchObject({ entries: 500 + calls / 2, takes: 500 + calls / 2, claims: 0 });
   // As objects claims, the answers of takes and the reasons for later ones made 660 of it; what is left is 20.
   expect((after - before) / calls).toBeLessThan(200);
