@@ -4,6 +4,7 @@ import { withPromptTokenIds } from '../core/handle-edit.ts';
 import type { Edits } from '../core/json-scan.ts';
 import { decodeKvTransferParams, encodeKvTransferParams } from '../core/kv-transfer.ts';
 import { replaceLoopbackHost } from '../core/remote-host.ts';
+import { tokenIdsJson } from '../core/token-ids.ts';
 import type {
   DecodeContext,
   HandleConnector,
@@ -38,7 +39,7 @@ export const nixl: HandleConnector = {
       ['kv_transfer_params', prefillParams(api, warm, promptTokenIds)],
     ]);
     if (context.hasMaxCompletionTokens) set.set('max_completion_tokens', '1');
-    if (promptTokenIds.length > 0 && api === 'completions') set.set('prompt', idsJson(promptTokenIds));
+    if (promptTokenIds.length > 0 && api === 'completions') set.set('prompt', tokenIdsJson(promptTokenIds));
     // P tells which prompt it used, so that a handle for other tokens is noticed before D is asked.
     const isCompared = warm !== undefined && promptTokenIds.length > 0;
     if (isCompared || reportTokenIds) set.set('return_token_ids', 'true');
@@ -70,7 +71,7 @@ export const nixl: HandleConnector = {
     const known = promptTokenIds.length > 0;
     const json = known && api === 'chat.completions' ? withPromptTokenIds(handle.json, promptTokenIds) : handle.json;
     const set = new Map<string, string | Uint8Array>([['kv_transfer_params', json]]);
-    if (known && api === 'completions') set.set('prompt', idsJson(promptTokenIds));
+    if (known && api === 'completions') set.set('prompt', tokenIdsJson(promptTokenIds));
     if (captureTokens) set.set('return_token_ids', 'true');
     return { set, drop: new Set([...CONSUMED_MEMBERS, ...REFUSED_MEMBERS.filter((key) => !set.has(key))]) };
   },
@@ -80,8 +81,4 @@ export const nixl: HandleConnector = {
 function prefillParams(api: Api, warm: WarmHandle | undefined, promptTokenIds: readonly number[]): Uint8Array {
   const params = warm === undefined ? PREFILL_PARAMS : encodeKvTransferParams(warm.params);
   return api === 'chat.completions' && promptTokenIds.length > 0 ? withPromptTokenIds(params, promptTokenIds) : params;
-}
-
-function idsJson(ids: readonly number[]): string {
-  return `[${ids.join(',')}]`;
 }

@@ -7,6 +7,7 @@ import {
 } from '../../gen/baton/v1/kv_transfer_pb.ts';
 import { scanObject, spliceObject } from './json-scan.ts';
 import { blockIds, numTokens } from './kv-transfer.ts';
+import { tokenIdsJson } from './token-ids.ts';
 
 /**
  * A decode engine's handle cut to its first `tokens` tokens: count and block list together. P reads the last blocks of
@@ -47,7 +48,7 @@ export function withPromptTokenIds(handle: Uint8Array, tokenIds: readonly number
   const scan = scanObject(handle);
   if (scan.kind !== 'object') throw new TypeError('a handle is a JSON object');
   return spliceObject(handle, scan, {
-    set: new Map([['prompt_token_ids', `[${tokenIds.join(',')}]`]]),
+    set: new Map([['prompt_token_ids', tokenIdsJson(tokenIds)]]),
     drop: new Set(),
   });
 }

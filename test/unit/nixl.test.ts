@@ -63,7 +63,7 @@ describe('the prefill leg', () => {
       /"do_remote_decode":true.*,"prompt_token_ids":\[1,2,3\]\}$/,
     );
     const completion = nixl.prefill({ ...cold, api: 'completions', warm });
-    expect(completion.set.get('prompt')).toBe('[1,2,3]');
+    expect(text(completion.set.get('prompt'))).toBe('[1,2,3]');
     expect(text(completion.set.get('kv_transfer_params'))).not.toContain('prompt_token_ids');
   });
 
@@ -75,7 +75,7 @@ describe('the prefill leg', () => {
     );
     expect(chat.set.has('return_token_ids')).toBe(false);
     const completion = nixl.prefill({ ...known, api: 'completions', reportTokenIds: true });
-    expect(completion.set.get('prompt')).toBe('[7,8]');
+    expect(text(completion.set.get('prompt'))).toBe('[7,8]');
     expect(completion.set.get('return_token_ids')).toBe('true');
   });
 });
