@@ -11,7 +11,18 @@ import { storedTurns } from '../support/stored-turns.ts';
 // request are those of the test's own model.
 
 const Step = z.strictObject({
-  do: z.enum(['ask', 'regenerate', 'edit', 'edit_reply', 'continue', 'title', 'tags', 'follow_ups', 'query']),
+  do: z.enum([
+    'ask',
+    'regenerate',
+    'edit',
+    'edit_reply',
+    'continue',
+    'title',
+    'tags',
+    'follow_ups',
+    'query',
+    'results',
+  ]),
   as: z.string().optional(),
   after: z.string().nullable().optional(),
   of: z.string().optional(),
@@ -22,7 +33,14 @@ const Fixture = z.strictObject({
   about: z.string(),
   quoted: z.record(z.string(), z.number()),
   task_tokens: z.number(),
-  cases: z.array(z.strictObject({ name: z.string(), system: z.string().optional(), steps: z.array(Step) })),
+  cases: z.array(
+    z.strictObject({
+      name: z.string(),
+      system: z.string().optional(),
+      tools: z.array(z.string()).default([]),
+      steps: z.array(Step),
+    }),
+  ),
 });
 type Step = z.infer<typeof Step>;
 
@@ -32,8 +50,10 @@ const BLOCK = 16;
 const LEAST = 64;
 
 interface Message {
-  readonly role: 'system' | 'user' | 'assistant';
+  readonly role: 'system' | 'user' | 'assistant' | 'tool';
   readonly content: string;
+  readonly tool_calls?: readonly unknown[];
+  readonly tool_call_id?: string;
 }
 
 /** A reply in the tree of a chat, with what was asked for it. */
@@ -61,11 +81,11 @@ afterAll(async () => {
   await harness?.[Symbol.asyncDispose]();
 });
 
-test.each(fixture.cases)('$name', async ({ system, steps }) => {
+test.each(fixture.cases)('$name', async ({ system, tools, steps }) => {
   const nodes = new Map<string, Node>();
   const start: readonly Message[] = system === undefined ? [] : [{ role: 'system', content: system }];
   for (const [index, step] of steps.entries()) {
-    const { body, isChat } = requestOf(step, nodes, start, index);
+    const { body, isChat } = requestOf(step, nodes, { start, tools }, index);
     if (body === undefined) continue;
     const { outcome, reply } = await send(body, `${step.do} ${step.as ?? step.of}`);
     expect(outcome, JSON.stringify(step)).toBe(step.expect);
@@ -95,13 +115,20 @@ interface Body {
 function requestOf(
   step: Step,
   nodes: Map<string, Node>,
-  start: readonly Message[],
+  { start, tools }: { readonly start: readonly Message[]; readonly tools: readonly string[] },
   seed: number,
 ): { readonly body: Body | undefined; readonly isChat: boolean } {
   const of = nodes.get(step.of ?? step.after ?? '') ?? { messages: start, reply: '' };
   const history = of.messages.length === start.length ? start : [...of.messages, assistant(of.reply)];
   const chat = (messages: readonly Message[]) => ({
-    body: { model: 'sim-model', messages, stream: true, temperature: 0.8, seed },
+    body: {
+      model: 'sim-model',
+      messages,
+      stream: true,
+      temperature: 0.8,
+      seed,
+      ...(tools.length === 0 ? {} : { tools: tools.map((name) => ({ type: 'function', function: { name } })) }),
+    },
     isChat: true,
   });
   switch (step.do) {
@@ -111,6 +138,15 @@ function requestOf(
       return chat(of.messages);
     case 'edit':
       return chat([...of.messages.slice(0, -1), user(step.text)]);
+    case 'results': {
+      const calls = tools.map((name, i) => ({
+        id: `call-${i}`,
+        type: 'function',
+        function: { name, arguments: '{}' },
+      }));
+      const results = calls.map(({ id }): Message => ({ role: 'tool', tool_call_id: id, content: step.text }));
+      return chat([...of.messages, { ...assistant(''), tool_calls: calls }, ...results]);
+    }
     case 'continue':
       return chat(history);
     case 'edit_reply':
