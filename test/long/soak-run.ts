@@ -120,7 +120,10 @@ async function operate(world: SoakWorld, seed: number, ended: () => number, isOv
   const draw = drawOf(seed ^ 0x0b5);
   let template = 0;
   for (let count = 1; !isOver(); count += 1) {
-    while (ended() < count * RELOAD_TURNS && !isOver()) await wait(20);
+    while (ended() < count * RELOAD_TURNS && !isOver()) {
+      await world.heal();
+      await wait(250);
+    }
     if (isOver()) return;
     await world.reloadAdapter(draw.pick(ADAPTERS as unknown as [string, ...string[]]));
     if ((count * RELOAD_TURNS) % ROLLOUT_TURNS >= RELOAD_TURNS) continue;

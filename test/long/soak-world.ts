@@ -2,6 +2,7 @@ import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { createServer } from 'node:http';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { type Instance, InstanceState } from '../../gen/baton/v1/instance_pb.ts';
 import { createLogger } from '../../src/obs/log.ts';
 import { startBaton } from '../../src/roles.ts';
 import { connectRemote, type RemoteServices } from '../../src/rpc/clients.ts';
@@ -67,7 +68,7 @@ export class SoakWorld implements AsyncDisposable {
   readonly decode: readonly Sim[];
   readonly plain: ReadonlyMap<TemplateKind, Sim>;
   readonly harm = new Harm();
-  readonly done = { rollouts: 0, rude: 0, reloads: 0, pictures: 0 };
+  readonly done = { rollouts: 0, rude: 0, breaches: 0, reloads: 0, pictures: 0 };
   /** Lines of the log from `warn` on, by message. */
   readonly warnings: Readonly<Record<string, number>>;
   readonly #templates = new Map<Sim, TemplateKind>();
@@ -121,7 +122,8 @@ export class SoakWorld implements AsyncDisposable {
       plain.set(template, await engine({ role: 'both', connector: 'none', template, keepAliveMs: 3_600_000 }));
     }
     const pictures = new Map<string, number>();
-    const server = createServer((request, response) => {
+    // No picture is missing because a kept connection ends at that moment.
+    const server = createServer({ keepAliveTimeout: 3_600_000 }, (request, response) => {
       const path = request.url ?? '';
       response.writeHead(200, { 'content-type': 'image/png' }).end(`${path} ${pictures.get(path) ?? 0}`);
     });
@@ -227,7 +229,7 @@ export class SoakWorld implements AsyncDisposable {
   async #restart(sim: Sim, template: TemplateKind, isRude: boolean): Promise<void> {
     const { poolRegistry } = this.remote;
     const instanceId = hostOf(sim);
-    const generation = await this.#generationOf(instanceId);
+    const generation = (await this.#instance(instanceId)).incarnation?.generation ?? 0;
     if (!isRude) {
       await poolRegistry.drainInstance({ instanceId, reason: 'rollout' });
       const isIdle = () => {
@@ -244,24 +246,36 @@ export class SoakWorld implements AsyncDisposable {
     // Engines take their time to start; nobody takes one back in before it is known again.
     if (isRude) await wait(START_MS);
     await sim.restart(template);
-    if (!isRude) {
-      await until(async () => ((await this.#isKnown(instanceId, generation)) ? true : undefined), 20_000);
-      await poolRegistry.resumeInstance({ instanceId });
-    }
-    await this.ready();
+    await until(async () => ((await this.#isKnown(instanceId, generation)) ? true : undefined), 20_000);
+    const { state } = await this.#instance(instanceId);
+    if (state === InstanceState.DRAINING) await poolRegistry.resumeInstance({ instanceId });
+    const isReady = async () => (await this.#instance(instanceId)).state === InstanceState.READY || undefined;
+    if ((await until(isReady, 60_000)) === undefined) throw new Error(`${instanceId} does not get ready`);
     this.#lastOutage = performance.now();
     this.#outages -= 1;
   }
 
-  async #generationOf(id: string): Promise<number> {
-    const { instance } = await this.remote.poolRegistry.getInstance({ instanceId: id });
-    return instance?.incarnation?.generation ?? 0;
+  /** Restarts, with what it is, an engine that used another prompt than the one whose KV it had, as an operator does on the alarm. */
+  async heal(): Promise<void> {
+    const { instances } = await this.remote.poolRegistry.listInstances({ pageSize: 100 });
+    for (const { id, state, stateReason } of instances) {
+      const sim = this.engines.find((one) => hostOf(one) === id);
+      if (sim === undefined || state !== InstanceState.DRAINING || stateReason !== 'guard_breach') continue;
+      this.done.breaches += 1;
+      await this.#restart(sim, this.#templates.get(sim) ?? 'plain', false);
+    }
+  }
+
+  async #instance(instanceId: string): Promise<Instance> {
+    const { instance } = await this.remote.poolRegistry.getInstance({ instanceId });
+    if (instance === undefined) throw new Error(`${instanceId} is not registered`);
+    return instance;
   }
 
   async #isKnown(id: string, before: number): Promise<boolean> {
-    const { instance } = await this.remote.poolRegistry.getInstance({ instanceId: id });
-    const { version = '', templateFingerprint = '' } = instance?.engine ?? {};
-    return (instance?.incarnation?.generation ?? 0) > before && version !== '' && templateFingerprint !== '';
+    const { engine, incarnation } = await this.#instance(id);
+    const { version = '', templateFingerprint = '' } = engine ?? {};
+    return (incarnation?.generation ?? 0) > before && version !== '' && templateFingerprint !== '';
   }
 
   async ready(): Promise<void> {
