@@ -13,8 +13,8 @@ const PHASES = ['plan', 'tokenize', 'prefill', 'hand_over'];
 await using harness = await startHarness({
   prefill: 1,
   decode: 1,
-  engine: { bidirectional: true, eosEvery: 0, maxModelLen: 2 * tokens, numBlocks: Math.ceil((16 * tokens) / 16) },
-  yaml: 'pools: {prefill: {bidirectional: on}}\nreuse: {autolink: false}\nlog: {level: warn}\n',
+  engine: { bidirectional: true, eosEvery: 0, maxModelLen: 2 * tokens, numBlocks: Math.ceil((3 * (turns + WARM_UP) * tokens) / 16) },
+  yaml: 'pools: {prefill: {bidirectional: on}}\nreuse: {autolink: false, pin_watermark: 0}\nlog: {level: warn}\n',
 });
 await harness.ready();
 
