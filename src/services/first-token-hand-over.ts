@@ -21,8 +21,7 @@ import type { FirstTokenDeps } from './first-token-deps.ts';
 import { COMPLETIONS_PATH, type Destination, FirstTokenPrefill, untilGone } from './first-token-prefill.ts';
 import type { GenerateRequest, HandOverDeps, HandOverReport } from './hand-over.ts';
 import { type Refusal, refusalOf } from './leg.ts';
-import { describePlan, LegBook } from './leg-book.ts';
-import { outcomeName } from './plan-message.ts';
+import { LegBook } from './leg-book.ts';
 import { isHopeless } from './prefill-phase.ts';
 import type { ReplyFacts } from './reply-facts.ts';
 import { StartedSink } from './started-sink.ts';
@@ -33,7 +32,6 @@ type RunAlone = (plan: Plan) => Promise<HandOverReport>;
 
 /** Without the prompt's tokens there is no hand-over: their limit is not the one that reuse can do without. */
 const TOKENIZE_MS = 10_000;
-const MUTE = { top: ['kv_transfer_params', 'ec_transfer_params'], choice: [] };
 
 /**
  * Serves one request where P generates the first token and writes its KV into D's buffer. The client gets that token at
@@ -59,8 +57,6 @@ class FirstTokenHandOver {
   readonly #book: LegBook;
   readonly #prefill: FirstTokenPrefill;
   readonly #runAlone: RunAlone;
-  #decodeId: string | undefined;
-  #noHandle: string | undefined;
   /** When the client got the first token, on the caller's clock; 0: not yet. */
   #shownAt = 0;
 
@@ -89,7 +85,7 @@ class FirstTokenHandOver {
   async #runPlan(): Promise<HandOverReport> {
     const { connector, uncarried, receiverOf, admission } = this.#own;
     const obstacle = connector.uncarried(this.#request);
-    if (obstacle !== undefined && uncarried === 'refuse') return this.#end('refused', refuse(obstacle), undefined);
+    if (obstacle !== undefined && uncarried === 'refuse') return this.#book.end('refused', refuse(obstacle));
     const { prefill, prefillFallbacks, decode } = this.#plan;
     if (this.#plan.mode === PlanMode.DECODE_LOCAL || prefill === undefined || decode === undefined) {
       this.#book.handOn();
@@ -104,7 +100,7 @@ class FirstTokenHandOver {
     const { timeline } = this.#request;
     timeline.enter('tokenize');
     const prompt = await this.#tokenize([prefill, decode]);
-    if (prompt === 'gone') return this.#end('gone', undefined, undefined);
+    if (prompt === 'gone') return this.#book.end('gone');
     if (prompt === undefined || prompt.ids.length === 0) return this.#alone('no_tokens');
     const max = limits.max ?? (prompt.maxModelLen === undefined ? undefined : prompt.maxModelLen - prompt.ids.length);
     if (max === undefined || max < 1) return this.#alone('odd_limit');
@@ -112,7 +108,7 @@ class FirstTokenHandOver {
     const { queueMs } = this.#deps.limits;
     timeline.enter('queue');
     const ticket = await admission.take(decode.instanceId, prompt.ids.length, this.#sink.signal, queueMs);
-    if (ticket.kind === 'gone') return this.#end('gone', undefined, undefined);
+    if (ticket.kind === 'gone') return this.#book.end('gone');
     if (ticket.kind !== 'taken') return this.#alone(`buffer_${ticket.kind}`);
     const { hold, done } = shares(ticket.release);
     try {
@@ -125,8 +121,8 @@ class FirstTokenHandOver {
 
   async #handOver(prefills: readonly Target[], destination: Destination, max: number): Promise<HandOverReport> {
     const outcome = await this.#prefill.run(prefills, destination);
-    if (outcome.kind === 'gone') return this.#end('gone', undefined, undefined);
-    if (outcome.kind === 'stop') return this.#end(outcome.ending, outcome.refusal, undefined);
+    if (outcome.kind === 'gone') return this.#book.end('gone');
+    if (outcome.kind === 'stop') return this.#book.end(outcome.ending, outcome.refusal);
     if (outcome.kind === 'none') return this.#alone('no_first_token');
     const { first, transfer } = outcome;
     const composition = this.#compose(first, destination);
@@ -153,11 +149,15 @@ class FirstTokenHandOver {
     } else {
       const body = endedWhole(composition, first.finishReason);
       const length = String(body.byteLength);
-      this.#sink.start(200, { ...this.#replyHeaders(), 'content-type': 'application/json', 'content-length': length });
+      this.#sink.start(200, {
+        ...this.#book.replyHeaders(),
+        'content-type': 'application/json',
+        'content-length': length,
+      });
       this.#sink.write(body);
     }
     this.#sink.end();
-    return this.#end('ok', undefined, reply);
+    return this.#book.end('ok', undefined, reply);
   }
 
   async #goOn(composition: Composition, transfer: Transfer, max: number): Promise<HandOverReport> {
@@ -172,9 +172,9 @@ class FirstTokenHandOver {
     const waited = await untilGone(within(transfer.waiter.arrived, noticeMs), this.#sink.signal);
     if (waited === 'gone') {
       drains.free(transfer);
-      return this.#end('gone', undefined, undefined);
+      return this.#book.end('gone');
     }
-    if (!transfer.waiter.isComplete) this.#noHandle = 'notice_timeout';
+    if (!transfer.waiter.isComplete) this.#book.noHandle = 'notice_timeout';
     const settle = once((how: 'settle' | 'free' | 'freeLate') => drains[how](transfer));
     try {
       return await this.#decodeInTurn(composition, transfer, max, settle);
@@ -197,15 +197,15 @@ class FirstTokenHandOver {
       const [decode, ...others] = queue;
       if (decode === undefined) throw new BatonError({ reason: 'INTERNAL', message: 'No decode instance is left.' });
       const wasThere = transfer.waiter.isComplete;
-      const peer = wasThere && decode === transfer.decode ? this.#prefill.instanceId : undefined;
+      const peer = wasThere && decode === transfer.decode ? this.#book.prefillId : undefined;
       const { result, wrote } = await this.#decode(decode, composition, max, fresh, peer ?? '');
       const onSame = result.kind === 'failed' && result.cause === 'stale' && !fresh;
       const hasRead = wrote || result.kind === 'relayed' || result.kind === 'broken';
       const goesOnHere = onSame && this.#book.mayRetry('stale');
       if (!goesOnHere) settle(!hasRead ? 'free' : wasThere ? 'settle' : 'freeLate');
-      if (result.kind === 'gone') return this.#end('gone', undefined, undefined);
-      if (result.kind === 'relayed') return this.#end('ok', undefined, this.#factsOf(result.facts));
-      if (result.kind === 'broken') return this.#end('broken', undefined, this.#factsOf(result.facts));
+      if (result.kind === 'gone') return this.#book.end('gone');
+      if (result.kind === 'relayed') return this.#book.end('ok', undefined, this.#factsOf(result.facts));
+      if (result.kind === 'broken') return this.#book.end('broken', undefined, this.#factsOf(result.facts));
       if (result.kind === 'refused') return this.#fail('refused', result.refusal);
       const { cause, refusal } = result;
       if (cause === 'not_sent' || cause === 'late') {
@@ -229,9 +229,8 @@ class FirstTokenHandOver {
     fresh: boolean,
     peerId: string,
   ): Promise<{ readonly result: DecodeResult; readonly wrote: boolean }> {
-    const { engines, limits, now, noteAlive } = this.#deps;
+    const { engines, now } = this.#deps;
     const { facts, timeline } = this.#request;
-    this.#decodeId = target.instanceId;
     timeline.enter('hand_over');
     const { promptTokenIds, first } = composition;
     const edits = this.#own.connector.decode(this.#request, promptTokenIds, first.tokenId, max);
@@ -239,26 +238,16 @@ class FirstTokenHandOver {
     const sink = new StartedSink(this.#sink, facts.stream);
     const startedAt = now();
     const result = await runDecodeLeg(engines, { ...request, onConnected: () => timeline.enter('decode_wait') }, sink, {
+      ...this.#book.decodeOptions(target),
       auth,
-      mute: MUTE,
       reshape: {
         event: (event) => reshapeEvent(composition, event),
         whole: (body) => reshapeWhole(composition, body),
       },
       captureTokens: false,
-      headers: this.#replyHeaders(),
       streamed: facts.stream,
       severalChoices: false,
-      firstContentMs: limits.firstContentMs,
-      wholeReplyMs: limits.wholeReplyMs,
-      idleMs: limits.idleMs,
-      holdBytes: limits.holdBytes,
-      bufferBytes: limits.streamBufferBytes,
       isHopeless: () => isHopeless(this.#deps, target.instanceId, target),
-      onProgress: () => noteAlive(target.instanceId),
-      onHead: () => timeline.enter('first_byte'),
-      gaps: this.#deps.gapsOf(facts.model),
-      now,
     });
     this.#book.noteDecode(target, result, startedAt, peerId);
     return { result, wrote: sink.wrote };
@@ -301,11 +290,11 @@ class FirstTokenHandOver {
     this.#book.report(false, 0, undefined);
     this.#book.handOn();
     const report = await this.#runAlone(create(PlanSchema, { ...this.#plan, mode: PlanMode.DECODE_LOCAL, reason }));
-    const { legs, retries } = this.#book;
+    const { prefillId, prefillMs, legs, retries } = this.#book.end(report.ending);
     return {
       ...report,
-      prefillId: this.#prefill.instanceId,
-      prefillMs: this.#prefill.tookMs,
+      prefillId,
+      prefillMs,
       noHandle: reason,
       legs: [...legs, ...report.legs],
       retries: [...retries, ...report.retries],
@@ -314,23 +303,15 @@ class FirstTokenHandOver {
 
   /** After the first token was shown a failure can only be told in the stream. */
   #fail(ending: 'refused' | 'failed', refusal: Refusal): HandOverReport {
-    if (this.#shownAt === 0) return this.#end(ending, refusal, undefined);
+    if (this.#shownAt === 0) return this.#book.end(ending, refusal);
     this.#sink.write(errorEvent(refusal.error));
     this.#sink.write(DONE_EVENT);
     this.#sink.end();
-    return this.#end('broken', undefined, { ...NO_FACTS, contentAt: this.#shownAt });
+    return this.#book.end('broken', undefined, { ...NO_FACTS, contentAt: this.#shownAt });
   }
 
   #factsOf(facts: ReplyFacts): ReplyFacts {
     return { ...facts, contentAt: this.#shownAt === 0 ? facts.contentAt : this.#shownAt };
-  }
-
-  #replyHeaders(): Record<string, string> {
-    const { requestId, debug } = this.#request;
-    return {
-      'x-request-id': requestId,
-      ...(debug ? { 'x-baton-plan': describePlan(this.#book, this.#noHandle) } : {}),
-    };
   }
 
   #streamHeaders(): Record<string, string> {
@@ -338,24 +319,7 @@ class FirstTokenHandOver {
       'content-type': 'text/event-stream; charset=utf-8',
       'cache-control': 'no-cache',
       'x-accel-buffering': 'no',
-      ...this.#replyHeaders(),
-    };
-  }
-
-  #end(ending: HandOverReport['ending'], refusal: Refusal | undefined, reply: ReplyFacts | undefined): HandOverReport {
-    const { retries, legs } = this.#book;
-    return {
-      plan: this.#plan,
-      prefillId: this.#prefill.instanceId,
-      decodeId: this.#decodeId,
-      ending,
-      refusal,
-      reply,
-      prefillMs: this.#prefill.tookMs,
-      noHandle: this.#noHandle,
-      outcome: outcomeName(this.#book.outcome),
-      retries,
-      legs,
+      ...this.#book.replyHeaders(),
     };
   }
 }

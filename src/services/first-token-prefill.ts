@@ -1,6 +1,5 @@
 import { randomUUID } from 'node:crypto';
 import { Leg, LegEnding, type Target } from '../../gen/baton/v1/router_pb.ts';
-import { BatonError } from '../core/errors.ts';
 import { type FirstToken, readFirstToken } from '../core/first-token.ts';
 import type { Receiver } from '../core/receiver.ts';
 import type { ClientSink } from './client-sink.ts';
@@ -17,7 +16,7 @@ import {
   type WholeReply,
 } from './leg.ts';
 import type { LegBook } from './leg-book.ts';
-import { isHopeless } from './prefill-phase.ts';
+import { isHopeless, NO_PREFILL } from './prefill-phase.ts';
 
 /** Both legs are completions, whatever the client asked for. */
 export const COMPLETIONS_PATH = '/v1/completions';
@@ -39,12 +38,6 @@ export interface Destination {
   readonly hold: () => () => void;
 }
 
-const NO_PREFILL = new BatonError({
-  reason: 'ENGINE_UNREACHABLE',
-  message: 'No prefill engine could be reached for this request.',
-  retryAfterMs: 1000,
-});
-
 /** Asks prefill instances in turn until one has generated the first token; each attempt is a transfer of its own. */
 export class FirstTokenPrefill {
   readonly #deps: HandOverDeps;
@@ -52,10 +45,6 @@ export class FirstTokenPrefill {
   readonly #request: GenerateRequest;
   readonly #sink: ClientSink;
   readonly #book: LegBook;
-  /** The instance that was asked last. */
-  instanceId: string | undefined;
-  /** Milliseconds of the leg that ended well. */
-  tookMs: number | undefined;
 
   constructor(deps: HandOverDeps, own: FirstTokenDeps, request: GenerateRequest, sink: ClientSink, book: LegBook) {
     this.#deps = deps;
@@ -70,7 +59,6 @@ export class FirstTokenPrefill {
     let fresh = false;
     let queue = [...candidates];
     for (let target = queue.shift(); target !== undefined; target = queue.shift()) {
-      this.instanceId = target.instanceId;
       const outcome = await this.#ask(target, destination, fresh);
       if (outcome.kind !== 'failed') return outcome;
       last = outcome.refusal;
@@ -127,7 +115,7 @@ export class FirstTokenPrefill {
     const problem = problemOf(result, auth);
     if (problem !== undefined) return this.#fail(target, transfer, problem, startedAt);
     if (result.kind !== 'reply') return { kind: 'gone' };
-    this.tookMs = now() - startedAt;
+    this.#book.notePrefilled(startedAt);
     const ending = first === undefined ? LegEnding.NO_HANDLE : LegEnding.OK;
     this.#book.note(Leg.PREFILL, target, ending, startedAt, { httpStatus: result.status });
     // P is free for others while D generates.

@@ -18,8 +18,7 @@ import { type DecodeResult, runDecodeLeg } from './decode-leg.ts';
 import type { FirstTokenDeps } from './first-token-deps.ts';
 import { handOverFirstToken } from './first-token-hand-over.ts';
 import { type LegAuth, type Refusal, refusalOf } from './leg.ts';
-import { describePlan, LegBook } from './leg-book.ts';
-import { outcomeName } from './plan-message.ts';
+import { LegBook, MUTE } from './leg-book.ts';
 import { type KnownPrompt, requestPlan, UNKNOWN_PROMPT } from './plan-request.ts';
 import {
   isHopeless,
@@ -138,9 +137,7 @@ export interface HandOverReport {
   readonly legs: readonly LegReport[];
 }
 
-/** Members of replies that the client did not ask for; the value null is what a plain engine writes. */
-const MUTE: MuteSpec = { top: ['kv_transfer_params', 'ec_transfer_params'], choice: [] };
-/** The same where baton asked for the token ids. */
+/** What the client did not ask for, where baton asked for the token ids. */
 const MUTE_TOKENS: MuteSpec = {
   top: [...MUTE.top, 'prompt_token_ids'],
   choice: ['prompt_token_ids', 'token_ids'],
@@ -197,8 +194,6 @@ class HandOver {
   /** Undefined for modes with one leg. */
   readonly #connector: HandleConnector | undefined;
   readonly #prefill: PrefillPhase | undefined;
-  #decodeId: string | undefined;
-  #noHandle: string | undefined;
 
   constructor(deps: HandOverDeps, request: GenerateRequest, sink: ClientSink, plan: Plan, prompt: KnownPrompt) {
     this.#deps = deps;
@@ -231,10 +226,10 @@ class HandOver {
       if (decode === undefined) throw new BatonError({ reason: 'INTERNAL', message: 'No decode instance is left.' });
       if (!alone && this.#prefill !== undefined && prefilled === undefined) {
         const outcome = await this.#prefill.run(prefills, decode, fresh);
-        if (outcome.kind === 'gone') return this.#end('gone', undefined, undefined);
-        if (outcome.kind === 'stop') return this.#end(outcome.ending, outcome.refusal, undefined);
+        if (outcome.kind === 'gone') return this.#book.end('gone');
+        if (outcome.kind === 'stop') return this.#book.end(outcome.ending, outcome.refusal);
         if (outcome.kind === 'no-handle') {
-          this.#noHandle = outcome.reason;
+          this.#book.noHandle = outcome.reason;
           alone = true;
         } else {
           prefilled = outcome;
@@ -246,14 +241,14 @@ class HandOver {
       // The lease ends on P's clock: a leg that starts too late would read blocks that hold something else.
       if (prefilled !== undefined && this.#deps.now() > prefilled.usableUntil) {
         prefilled = undefined;
-        if (!this.#book.mayRetry('lease')) return this.#end('failed', refusalOf(LEASE_RAN_OUT), undefined);
+        if (!this.#book.mayRetry('lease')) return this.#book.end('failed', refusalOf(LEASE_RAN_OUT));
         continue;
       }
       const result = await this.#decode(decode, this.#inputFor(decode, prefilled), fresh);
-      if (result.kind === 'gone') return this.#end('gone', undefined, undefined);
-      if (result.kind === 'relayed') return this.#end('ok', undefined, result.facts);
-      if (result.kind === 'broken') return this.#end('broken', undefined, result.facts);
-      if (result.kind === 'refused') return this.#end('refused', result.refusal, undefined);
+      if (result.kind === 'gone') return this.#book.end('gone');
+      if (result.kind === 'relayed') return this.#book.end('ok', undefined, result.facts);
+      if (result.kind === 'broken') return this.#book.end('broken', undefined, result.facts);
+      if (result.kind === 'refused') return this.#book.end('refused', result.refusal);
       const others = decodes.slice(1);
       if (result.cause === 'late') {
         // Slow to connect to: another one may be quicker, and P runs again in any case.
@@ -261,7 +256,7 @@ class HandOver {
         continue;
       }
       if (result.cause === 'not_sent') {
-        if (others.length === 0) return this.#end('failed', result.refusal, undefined);
+        if (others.length === 0) return this.#book.end('failed', result.refusal);
         decodes = others;
         continue;
       }
@@ -270,9 +265,9 @@ class HandOver {
       const onSame = result.cause === 'stale' && !fresh;
       // Another engine once: what fails twice fails for a reason that a third engine would share.
       if (result.cause === 'started' || (!onSame && (moved || others.length === 0))) {
-        return this.#end('failed', result.refusal, undefined);
+        return this.#book.end('failed', result.refusal);
       }
-      if (!this.#book.mayRetry(result.cause)) return this.#end('failed', result.refusal, undefined);
+      if (!this.#book.mayRetry(result.cause)) return this.#book.end('failed', result.refusal);
       fresh = true;
       if (onSame) continue;
       decodes = others;
@@ -285,14 +280,13 @@ class HandOver {
     if (prefilled === undefined || this.#connector === undefined) return undefined;
     const reading = readFor(this.#connector, this.#deps, prefilled.raw, prefilled.target, decode);
     if (reading.kind === 'handle') return { handle: reading.handle, prefilled };
-    this.#noHandle = reading.reason;
+    this.#book.noHandle = reading.reason;
     return undefined;
   }
 
   async #decode(target: Target, input: DecodeInput, fresh: boolean): Promise<DecodeResult> {
-    const { engines, limits, now, noteAlive } = this.#deps;
+    const { engines, now } = this.#deps;
     const { api, facts, timeline, unprovenMembers } = this.#request;
-    this.#decodeId = target.instanceId;
     timeline.enter('hand_over');
     const captureTokens = input !== undefined && this.#plan.captureTokens && mayAskForTokenIds(api, unprovenMembers);
     const isWhole = captureTokens && this.#plan.wholeDecode && facts.stream;
@@ -309,25 +303,16 @@ class HandOver {
     const lender = input?.prefilled.target ?? target;
     const lease = input?.prefilled.lease;
     const result = await runDecodeLeg(engines, timely, this.#sink, {
+      ...this.#book.decodeOptions(target),
       auth,
-      mute: captureTokens && !facts.returnTokenIds ? MUTE_TOKENS : MUTE,
+      ...(captureTokens && !facts.returnTokenIds ? { mute: MUTE_TOKENS } : {}),
       captureTokens,
-      headers: this.#replyHeaders(),
       streamed: facts.stream && !isWhole,
       ...(isWhole ? { toStream: (reply: Uint8Array) => this.#toStream(reply) } : {}),
       severalChoices: facts.localReasons.some((reason) => SEVERAL_CHOICES.has(reason)),
-      firstContentMs: limits.firstContentMs,
-      wholeReplyMs: limits.wholeReplyMs,
-      idleMs: limits.idleMs,
-      holdBytes: limits.holdBytes,
-      bufferBytes: limits.streamBufferBytes,
       isHopeless: () => isHopeless(this.#deps, target.instanceId, lender, lease),
       ...(input === undefined ? {} : { promptTokenIds: input.prefilled.promptTokenIds }),
       isDoubtful: () => mayHaveReadLate(this.#deps, target.instanceId, lease),
-      onProgress: () => noteAlive(target.instanceId),
-      onHead: () => timeline.enter('first_byte'),
-      gaps: this.#deps.gapsOf(facts.model),
-      now,
     });
     this.#book.noteDecode(target, result, startedAt, input?.prefilled.target.instanceId ?? '', lease);
     return result;
@@ -345,31 +330,6 @@ class HandOver {
     const stream = streamOf(api, reply, wantsUsage(body, scan));
     if (stream?.hasMore === true) this.#deps.streamsOnly.add(facts.model);
     return stream?.events;
-  }
-
-  #replyHeaders(): Record<string, string> {
-    const { requestId, debug } = this.#request;
-    return {
-      'x-request-id': requestId,
-      ...(debug ? { 'x-baton-plan': describePlan(this.#book, this.#noHandle) } : {}),
-    };
-  }
-
-  #end(ending: HandOverReport['ending'], refusal: Refusal | undefined, reply: ReplyFacts | undefined): HandOverReport {
-    const { retries, legs } = this.#book;
-    return {
-      plan: this.#plan,
-      prefillId: this.#prefill?.instanceId,
-      decodeId: this.#decodeId,
-      ending,
-      refusal,
-      reply,
-      prefillMs: this.#prefill?.tookMs,
-      noHandle: this.#noHandle,
-      outcome: outcomeName(this.#book.outcome),
-      retries,
-      legs,
-    };
   }
 }
 

@@ -13,12 +13,13 @@ import type { LegTarget } from '../connectors/connector.ts';
 import { type Edits, spliceObject } from '../core/json-scan.ts';
 import { decodeKvTransferParams } from '../core/kv-transfer.ts';
 import type { Lease } from '../core/lease.ts';
+import type { MuteSpec } from '../core/reply.ts';
 import type { LegRequest } from '../engine/client.ts';
 import type { Span } from '../obs/tracer.ts';
-import type { DecodeResult } from './decode-leg.ts';
+import type { DecodeLegOptions, DecodeResult } from './decode-leg.ts';
 import { toDuration } from './durations.ts';
 import type { GenerateRequest, HandOverDeps, HandOverReport } from './hand-over.ts';
-import type { FailedLeg, LegAuth } from './leg.ts';
+import type { FailedLeg, LegAuth, Refusal } from './leg.ts';
 import { endingName, modeName, outcomeName } from './plan-message.ts';
 import type { ReplyFacts } from './reply-facts.ts';
 import { routeFacts } from './route-facts.ts';
@@ -50,12 +51,22 @@ const BROKEN_ENDINGS = {
   engine_error: LegEnding.SERVER_ERROR,
 } as const;
 
+/** Members of replies that the client did not ask for; the value null is what a plain engine writes. */
+export const MUTE: MuteSpec = { top: ['kv_transfer_params', 'ec_transfer_params'], choice: [] };
+
 /** The legs of one request: makes them, counts repeats, keeps what is told of them and tells the router. */
 export class LegBook {
   readonly plan: Plan;
   readonly legs: LegReport[] = [];
   readonly retries: string[] = [];
   outcome: ReuseOutcome;
+  /** Why D runs without P's handle although the plan wanted one. */
+  noHandle: string | undefined;
+  /** The prefill instance that was asked last. */
+  prefillId: string | undefined;
+  #decodeId: string | undefined;
+  /** What prefill legs took; undefined before the first that ended well. */
+  #prefillMs: number | undefined;
   readonly #deps: HandOverDeps;
   readonly #request: GenerateRequest;
   /** Legs whose request may have reached an engine: each further one gets an id of its own. */
@@ -81,6 +92,8 @@ export class LegBook {
     path = this.#request.path,
   ): { request: LegRequest; auth: LegAuth } {
     const { body, scan, requestId, authorization, headers, timeline } = this.#request;
+    if (leg === Leg.PREFILL) this.prefillId = target.instanceId;
+    else this.#decodeId = target.instanceId;
     const details = { 'baton.instance': target.instanceId };
     this.#legSpan = timeline.span?.child(`${legName(leg)} leg`, 'client', this.#deps.now(), details);
     const credential = this.#deps.engineHeaders(target.instanceId, authorization);
@@ -101,6 +114,31 @@ export class LegBook {
       ...(fresh ? { fresh } : {}),
     };
     return { request, auth: credential.auth };
+  }
+
+  /** What every decode leg of the request is run with. */
+  decodeOptions(target: Target) {
+    const { gapsOf, limits, noteAlive, now } = this.#deps;
+    const { facts, timeline } = this.#request;
+    return {
+      mute: MUTE,
+      headers: this.replyHeaders(),
+      firstContentMs: limits.firstContentMs,
+      wholeReplyMs: limits.wholeReplyMs,
+      idleMs: limits.idleMs,
+      holdBytes: limits.holdBytes,
+      bufferBytes: limits.streamBufferBytes,
+      onProgress: () => noteAlive(target.instanceId),
+      onHead: () => timeline.enter('first_byte'),
+      gaps: gapsOf(facts.model),
+      now,
+    } satisfies Partial<DecodeLegOptions>;
+  }
+
+  /** Headers that baton adds to the reply. */
+  replyHeaders(): Record<string, string> {
+    const { requestId, debug } = this.#request;
+    return { 'x-request-id': requestId, ...(debug ? { 'x-baton-plan': this.#describePlan() } : {}) };
   }
 
   /** Asks for one more leg; the next one then has an id of its own. */
@@ -176,6 +214,28 @@ export class LegBook {
     }
   }
 
+  /** A prefill leg that began then has ended well. */
+  notePrefilled(startedAt: number): void {
+    this.#prefillMs = (this.#prefillMs ?? 0) + (this.#deps.now() - startedAt);
+  }
+
+  /** What the request came to. */
+  end(ending: HandOverReport['ending'], refusal?: Refusal, reply?: ReplyFacts): HandOverReport {
+    return {
+      plan: this.plan,
+      prefillId: this.prefillId,
+      decodeId: this.#decodeId,
+      ending,
+      refusal,
+      reply,
+      prefillMs: this.#prefillMs,
+      noHandle: this.noHandle,
+      outcome: outcomeName(this.outcome),
+      retries: this.retries,
+      legs: this.legs,
+    };
+  }
+
   /** Does the work of the plan and tells the router how it ended, also when it throws. */
   async close(work: () => Promise<HandOverReport>): Promise<HandOverReport> {
     let status = 0;
@@ -224,6 +284,19 @@ export class LegBook {
     }));
   }
 
+  /** What `x-baton-plan` says: mode, why, reuse outcome and matched tokens; no ids or addresses. */
+  #describePlan(): string {
+    const { mode, reason, prefillHandle } = this.plan;
+    const parts = [
+      `mode=${modeName(mode)}`,
+      `reason=${reason}`,
+      `outcome=${outcomeName(this.outcome)}`,
+      `matched=${prefillHandle?.matchedTokens ?? 0}`,
+    ];
+    if (this.noHandle !== undefined) parts.push(`no_handle=${this.noHandle}`);
+    return parts.join('; ');
+  }
+
   /** The proof of what D holds: every token of prompt and reply, or nothing. */
   #chainOf({ promptTokenIds, tokenIds, usage }: ReplyFacts) {
     if (promptTokenIds === undefined || promptTokenIds.length === 0) return undefined;
@@ -249,19 +322,6 @@ export interface NoteDetails {
   readonly warm?: boolean;
   readonly peerInstanceId?: string;
   readonly unreadLease?: LegReport['unreadLease'];
-}
-
-/** What `x-baton-plan` says: mode, why, reuse outcome and matched tokens; no ids or addresses. */
-export function describePlan({ plan, outcome }: LegBook, noHandle: string | undefined): string {
-  const { mode, reason, prefillHandle } = plan;
-  const parts = [
-    `mode=${modeName(mode)}`,
-    `reason=${reason}`,
-    `outcome=${outcomeName(outcome)}`,
-    `matched=${prefillHandle?.matchedTokens ?? 0}`,
-  ];
-  if (noHandle !== undefined) parts.push(`no_handle=${noHandle}`);
-  return parts.join('; ');
 }
 
 /** What a connector may know of a target. */

@@ -52,7 +52,8 @@ export interface Warm {
 /** Limit of vLLM's `kv_lease_duration` unless the instance says otherwise. */
 const DEFAULT_LEASE_MS = 30_000;
 
-const NO_PREFILL = new BatonError({
+/** No prefill instance took the request. */
+export const NO_PREFILL = new BatonError({
   reason: 'ENGINE_UNREACHABLE',
   message: 'No prefill engine could be reached for this request.',
   retryAfterMs: 1000,
@@ -68,10 +69,6 @@ export class PrefillPhase {
   readonly #forwards: boolean;
   #warm: Warm | undefined;
   #prompt: KnownPrompt;
-  /** The instance that was asked last. */
-  instanceId: string | undefined;
-  /** Milliseconds that prefill legs took; undefined before the first that ended well. */
-  tookMs: number | undefined;
 
   constructor(
     deps: HandOverDeps,
@@ -99,14 +96,13 @@ export class PrefillPhase {
     let queue = [...candidates];
     let fresh = startFresh;
     for (let target = queue.shift(); target !== undefined; target = queue.shift()) {
-      this.instanceId = target.instanceId;
       const warm = this.#warm?.instanceIds.has(target.instanceId) === true ? this.#warm : undefined;
       const startedAt = this.#deps.now();
       const result = await this.#send(target, decode, warm, fresh, startedAt);
       if (result.kind === 'gone' || result.kind === 'stop') return result;
       if (result.kind === 'reply') {
         const { reply } = result;
-        this.tookMs = (this.tookMs ?? 0) + (this.#deps.now() - startedAt);
+        this.#book.notePrefilled(startedAt);
         const prefilled = this.#read(target, decode, warm, reply, startedAt);
         if (prefilled !== 'other-prompt') return prefilled;
         // P used other tokens than those that were compared: what it computed must not be used by anyone.
