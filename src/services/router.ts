@@ -1,6 +1,5 @@
 import { randomUUID } from 'node:crypto';
 import { create } from '@bufbuild/protobuf';
-import type { Instance } from '../../gen/baton/v1/instance_pb.ts';
 import {
   type ExplainRouteRequest,
   type ExplainRouteResponse,
@@ -20,26 +19,21 @@ import {
   type RequestFacts,
 } from '../../gen/baton/v1/router_pb.ts';
 import { BatonError } from '../core/errors.ts';
-import { avoidPairs } from '../core/pair-order.ts';
-import { type Decision, decide, explainLosers, type PlanRules, type Preference } from '../core/plan.ts';
+import type { Decision } from '../core/plan.ts';
 import type { Verdict } from '../core/pools.ts';
-import type { Bindings } from './bindings.ts';
 import { type BreakerSettings, Breakers, type ObserveBreaker } from './breakers.ts';
+import { Decider, type DeciderOptions, FULL, type PlanDecision } from './decider.ts';
 import { toDuration, toMs } from './durations.ts';
 import type { InstanceView } from './instance-view.ts';
 import type { LateReads } from './late-reads.ts';
 import { modeName, toPlan } from './plan-message.ts';
-import { PoolCache } from './pool-cache.ts';
 import { type QueueLimits, RequestQueue } from './request-queue.ts';
-import { type FinishedPlan, PLACES, policyRequest, Reservations } from './reservations.ts';
+import { type FinishedPlan, policyRequest, Reservations } from './reservations.ts';
 import type { PreparedReuse, PrepareRequest, Reuse } from './reuse.ts';
 import { type SeatLimits, type SeatStart, Seats } from './seats.ts';
 
 /** Settings of {@link RouterService}, read when they are used; times in milliseconds. */
-export interface RouterOptions extends SeatStart {
-  readonly rules: PlanRules;
-  /** Connector of the instances that are planned with. */
-  readonly connector: string;
+export interface RouterOptions extends SeatStart, DeciderOptions {
   /** Requests that may wait at once. */
   readonly queue: QueueLimits;
   /** Requests of the router, and legs of an instance, at a time; 0: any number. */
@@ -49,13 +43,8 @@ export interface RouterOptions extends SeatStart {
   readonly lateReads?: Pick<LateReads, 'note'>;
   /** Decode-to-prefill reuse; without it every plan is cold. */
   readonly reuse?: Reuse;
-  /** Set where conversations keep their instances. */
-  readonly bindings?: Bindings;
   /** Told for every plan and every wait. */
   readonly observe?: RouterObserver;
-  readonly now?: () => number;
-  /** Uniform in [0, 1). Default Math.random. */
-  readonly random?: () => number;
 }
 
 /** What the router counts. */
@@ -73,8 +62,6 @@ export interface RouterCall {
   readonly signal: AbortSignal;
 }
 
-/** How long an instance that refused a connection is tried last. */
-const COOLING_MS = 1000;
 /** Suggested wait when there is no routable pair. */
 const RETRY_AFTER_MS = 1000;
 
@@ -89,8 +76,6 @@ interface Placed extends Place {
   readonly queuedMs: number;
 }
 
-type PlanDecision = Extract<Decision, { readonly kind: 'plan' }>;
-
 /** Plannings that wait for the prompt's tokens are forgotten after this time. */
 const PENDING_TTL_MS = 60_000;
 
@@ -99,10 +84,8 @@ export class RouterService {
   readonly #view: InstanceView;
   readonly #options: RouterOptions;
   readonly #now: () => number;
-  readonly #random: () => number;
   readonly #seats: Seats;
-  readonly #pools: PoolCache;
-  readonly #cooling = new Map<string, number>();
+  readonly #decider: Decider;
   readonly #reservations: Reservations;
   /** Decisions that wait for the prompt's tokens, by plan key, oldest first. */
   readonly #pending = new Map<string, { readonly placed: Placed; readonly expiresAt: number }>();
@@ -116,11 +99,10 @@ export class RouterService {
     this.#view = view;
     this.#options = options;
     this.#now = options.now ?? (() => performance.now());
-    this.#random = options.random ?? Math.random;
     this.#seats = new Seats(this.#now, options.limits, options);
-    this.#pools = new PoolCache(view.snapshot, this.#seats, options.connector);
     const observe: ObserveBreaker = (owner, to) => options.observe?.breaker(owner, to);
     this.breakers = new Breakers(view, options.breaker, observe, this.#now);
+    this.#decider = new Decider(view, this.#seats, this.breakers, options);
     this.#queue = new RequestQueue({
       limits: options.queue,
       now: this.#now,
@@ -182,7 +164,7 @@ export class RouterService {
       this.#leave(placed);
       return raced;
     }
-    const plan = this.#toPlan(facts, this.#avoidPairs(step?.decision ?? decision), randomUUID());
+    const plan = this.#toPlan(facts, this.#decider.avoidPairs(step?.decision ?? decision), randomUUID());
     if (placed.queuedMs > 0) plan.queued = toDuration(placed.queuedMs);
     if (step !== undefined) {
       plan.reuseOutcome = step.outcome;
@@ -204,11 +186,6 @@ export class RouterService {
   #toPlan(facts: RequestFacts, decision: PlanDecision, planId: string): Plan {
     const { session } = policyRequest(facts);
     return toPlan(decision, this.#options.connector, planId, (instance) => this.#seats.rankFor(instance, session));
-  }
-
-  #avoidPairs(decision: PlanDecision): PlanDecision {
-    if (!this.breakers.hasPairs) return decision;
-    return avoidPairs(decision, (prefillId, decodeId) => this.breakers.isPairAvoided(prefillId, decodeId));
   }
 
   /** What earlier turns left, while the place is held: requests that come meanwhile must not all get the same pair. */
@@ -241,7 +218,7 @@ export class RouterService {
       inFlight: (id) => this.inFlight(id) - (held.includes(id) ? 1 : 0),
       isPairAvoided: (prefillId, decodeId) => this.breakers.isPairAvoided(prefillId, decodeId),
       withDecode: (decode) => {
-        const other = this.#decide(facts, excluded, { decode });
+        const other = this.#decider.decide(facts, excluded, { decode });
         return other.kind === 'plan' && other.decode[0]?.id === decode ? other : decision;
       },
     };
@@ -256,7 +233,7 @@ export class RouterService {
     let isPlaced = false;
     const attempt = (): Place | undefined => {
       if (!hasRoom()) return undefined;
-      const decision = this.#decideInTurn(facts, excluded);
+      const decision = this.#decider.decideInTurn(facts, excluded);
       if (decision.kind === 'unknown-model') throw noRoute(facts, decision);
       if (decision.kind !== 'plan') return undefined;
       const held = [decision.prefill[0], decision.decode[0]].flatMap((instance) => instance?.id ?? []);
@@ -276,7 +253,7 @@ export class RouterService {
     if (hasToWait) this.#options.observe?.queued(since, until);
     if (place !== undefined) return { ...place, queuedMs: hasToWait ? until - since : 0 };
     // Who waited behind others of its kind was never tried itself: what stands in the way is looked at now.
-    const decision = this.#decide(facts, excluded);
+    const decision = this.#decider.decide(facts, excluded);
     const isFull = decision.kind === 'no-route' && decision.verdicts.some(({ reason }) => reason === FULL);
     if (!hasRoom() || isFull || decision.kind === 'plan') {
       const message = 'All engines that could take this request are busy.';
@@ -321,10 +298,10 @@ export class RouterService {
     for (const leg of request.legs) {
       this.#options.lateReads?.note(leg);
       if (leg.ending === LegEnding.NOT_SENT) {
-        this.#cooling.set(leg.instanceId, this.#now() + COOLING_MS);
+        this.#decider.noteRefused(leg.instanceId);
         this.#view.notePassive(leg.instanceId, 'refused');
       } else if (ANSWERED.has(leg.ending)) {
-        this.#cooling.delete(leg.instanceId);
+        this.#decider.noteAnswered(leg.instanceId);
         this.#view.notePassive(leg.instanceId, 'ok');
       }
     }
@@ -360,13 +337,13 @@ export class RouterService {
   async explainRoute(request: ExplainRouteRequest, { signal }: RouterCall): Promise<ExplainRouteResponse> {
     const facts = requireFacts(request.facts);
     const excluded = new Set(request.excludedInstanceIds);
-    const decided = this.#decide(facts, excluded, this.#options.bindings?.bound(facts));
+    const decided = this.#decider.decideBound(facts, excluded);
     const around =
       decided.kind === 'plan' ? this.#aroundOf(facts, { decision: decided, held: [] }, excluded) : undefined;
     const looked = around && (await this.#options.reuse?.look({ ...around, signal }));
     const chosen = looked?.decision ?? decided;
-    const decision = chosen.kind === 'plan' ? this.#avoidPairs(chosen) : chosen;
-    const losers = explainLosers(this.#pools.of(facts.model, this.#barred(excluded)), decision, facts.model);
+    const decision = chosen.kind === 'plan' ? this.#decider.avoidPairs(chosen) : chosen;
+    const losers = this.#decider.explainLosers(facts, excluded, decision);
     if (decision.kind === 'unknown-model') throw noRoute(facts, decision);
     const told = new Set(decision.verdicts.map(({ instanceId }) => instanceId));
     const verdicts = [...decision.verdicts, ...losers.filter(({ instanceId }) => !told.has(instanceId))];
@@ -390,50 +367,6 @@ export class RouterService {
     this.#options.bindings?.served(facts, planned, { prefill: prefillId, decode: decodeId });
     await reuse?.finish({ planId: plan.planId, facts, connector: plan.connector, prefillId, decodeId, report });
   }
-
-  #barred(excluded: ReadonlySet<string>): ReadonlyMap<string, string> {
-    const { full } = this.#seats;
-    if (full.size + excluded.size === 0) return NOBODY;
-    return new Map([
-      ...[...full].map((id) => [id, FULL] as const),
-      ...[...excluded].map((id) => [id, 'excluded'] as const),
-    ]);
-  }
-
-  #decide(facts: RequestFacts, excluded: ReadonlySet<string>, prefer?: Preference): Decision {
-    const { model, bodyBytes, localReasons } = facts;
-    const open = this.breakers.avoided();
-    const view = {
-      pools: this.#pools.of(model, this.#barred(excluded)),
-      cooling: open.size === 0 ? this.#coolingNow() : new Set([...this.#coolingNow(), ...open]),
-      random: this.#random,
-      now: this.#now(),
-    };
-    const request = policyRequest(facts);
-    const decision = decide({ model, bodyBytes, localReasons, request }, view, this.#options.rules, prefer);
-    return decision.kind === 'plan' && open.size > 0 ? withBreakerVerdicts(decision, open) : decision;
-  }
-
-  /** Decides and counts the turn at once: requests that leave the queue together must not all get the same pair. */
-  #decideInTurn(facts: RequestFacts, excluded: ReadonlySet<string>): Decision {
-    const decision = this.#decide(facts, excluded, this.#options.bindings?.bound(facts));
-    if (decision.kind !== 'plan') return decision;
-    const placed = this.#options.bindings?.place(facts, decision);
-    // What a bound conversation takes is no turn: else conversations of an even number of turns would meet on one pair.
-    const paired = this.#avoidPairs(decision);
-    for (const place of placed?.picked ?? PLACES) {
-      const [instance] = paired[place];
-      if (instance !== undefined) this.#seats.pick(instance.id);
-    }
-    return placed?.decision ?? decision;
-  }
-
-  #coolingNow(): ReadonlySet<string> {
-    if (this.#cooling.size === 0) return NONE;
-    const now = this.#now();
-    for (const [id, until] of this.#cooling) if (until <= now) this.#cooling.delete(id);
-    return new Set(this.#cooling.keys());
-  }
 }
 
 /** Endings of a leg that show that the engine lives; a deadline or an abort of the client shows nothing. */
@@ -443,20 +376,6 @@ const ANSWERED: ReadonlySet<LegEnding> = new Set([
   LegEnding.BUSY,
   LegEnding.NO_HANDLE,
 ]);
-
-/** Says of the instances whose breaker is open why they were not picked; where nobody else was there, one was. */
-function withBreakerVerdicts(decision: PlanDecision, open: ReadonlySet<string>): PlanDecision {
-  const lost = (all: readonly Instance[]): readonly Verdict[] =>
-    all
-      .slice(1)
-      .flatMap(({ id, role }) => (open.has(id) ? [{ instanceId: id, role, reason: 'breaker_open', detail: '' }] : []));
-  return { ...decision, verdicts: [...decision.verdicts, ...lost(decision.prefill), ...lost(decision.decode)] };
-}
-
-const NONE: ReadonlySet<string> = new Set();
-const NOBODY: ReadonlyMap<string, string> = new Map();
-/** Verdict of an instance with as many legs as it may have. */
-const FULL = 'full';
 
 function requireFacts(facts: RequestFacts | undefined): RequestFacts {
   if (facts !== undefined) return facts;
