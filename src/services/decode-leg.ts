@@ -143,17 +143,19 @@ class DecodeLeg {
 
   start(engines: EngineClient, request: LegRequest): void {
     const { streamed, firstContentMs, wholeReplyMs, isHopeless } = this.#options;
-    this.#sink.signal.addEventListener('abort', this.#leave, { once: true });
-    this.#arm(streamed ? firstContentMs : wholeReplyMs, 'timeout');
-    this.#health = setInterval(() => {
-      if (isHopeless()) this.#giveUp('unhealthy');
-    }, HEALTH_LOOK_MS);
     this.#control = engines.send(request, {
       head: (status, headers) => this.#safely(() => this.#onHead(status, headers)),
       data: (chunk) => this.#safely(() => this.#onData(chunk)),
       end: () => this.#safely(() => this.#onEnd()),
       fail: (failure) => this.#safely(() => this.#onFail(failure)),
     });
+    // The client library may have failed the leg while it took it.
+    if (this.#settled) return;
+    this.#sink.signal.addEventListener('abort', this.#leave, { once: true });
+    this.#arm(streamed ? firstContentMs : wholeReplyMs, 'timeout');
+    this.#health = setInterval(() => {
+      if (isHopeless()) this.#giveUp('unhealthy');
+    }, HEALTH_LOOK_MS);
   }
 
   /** A fault of this code must end the request: the HTTP client would swallow it, and the client would wait. */
