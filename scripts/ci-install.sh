@@ -15,6 +15,7 @@ need mandoc mandoc
 need python3 python3
 need go golang-go
 need systemd-analyze systemd
+need promtool prometheus
 python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
 
 if ((${#missing[@]} > 0)) && command -v apt-get >/dev/null; then

@@ -141,11 +141,11 @@ export class Metrics {
     });
     this.#gauge('baton_instance_legs', (gauge) => {
       gauge.reset();
-      for (const { instance, legs } of this.#readLegs()) gauge.set({ instance }, legs);
+      for (const { instance, legs } of this.#readLegs()) gauge.set({ engine: instance }, legs);
     });
     this.#gauge('baton_breaker_open', (gauge) => {
       gauge.reset();
-      for (const { scope, instance, peer } of this.#readBreakers()) gauge.set({ scope, instance, peer }, 1);
+      for (const { scope, instance, peer } of this.#readBreakers()) gauge.set({ scope, engine: instance, peer }, 1);
     });
     this.#addProcessSeries();
   }
@@ -189,10 +189,10 @@ export class Metrics {
     this.#storeEntries.set(counts.entries);
     this.#storeReleaseQueue.set(counts.releaseQueue);
     for (const gauge of [this.#pinnedBlocks, this.#pinnedShare]) gauge.reset();
-    for (const { instance, blocks } of pins) this.#pinnedBlocks.set({ instance }, blocks);
+    for (const { instance, blocks } of pins) this.#pinnedBlocks.set({ engine: instance }, blocks);
     // A store in this process knows better, also of instances that nobody here watches.
-    for (const { instance, blocks } of counts.pinnedBlocks) this.#pinnedBlocks.set({ instance }, blocks);
-    for (const pin of pins) this.#pinnedShare.set({ instance: pin.instance }, pin.share);
+    for (const { instance, blocks } of counts.pinnedBlocks) this.#pinnedBlocks.set({ engine: instance }, blocks);
+    for (const pin of pins) this.#pinnedShare.set({ engine: pin.instance }, pin.share);
   }
 
   /**

@@ -141,13 +141,13 @@ export const SERIES = [
     name: 'baton_instance_legs',
     kind: 'gauge',
     help: 'Legs that this router has reserved or running on an instance; instances without any are left out.',
-    labels: ['instance'],
+    labels: ['engine'],
   },
   {
     name: 'baton_breaker_open',
     kind: 'gauge',
     help: '1 for each breaker that is open: of an instance, of what an instance hands over (transfer), of a pair of instances.',
-    labels: ['scope', 'instance', 'peer'],
+    labels: ['scope', 'engine', 'peer'],
   },
   {
     name: 'baton_breaker_changes_total',
@@ -201,13 +201,13 @@ export const SERIES = [
     name: 'baton_pinned_kv_blocks',
     kind: 'gauge',
     help: 'KV blocks that stored handles keep from being freed, by the decode instance that holds them.',
-    labels: ['instance'],
+    labels: ['engine'],
   },
   {
     name: 'baton_pinned_kv_share',
     kind: 'gauge',
     help: 'Share of the KV blocks of a decode instance that stored handles keep from being freed, 0 to 1.',
-    labels: ['instance'],
+    labels: ['engine'],
   },
   {
     name: 'baton_pin_events_total',

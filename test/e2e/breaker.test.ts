@@ -36,7 +36,7 @@ describe('a breaker', () => {
     await sick.setFault({ kind: 'status', status: 500, leg: 'prefill', count: 1000 });
     for (let i = 0; i < 8; i++) await harness.expectRight(await harness.ask());
     expect(opened()).toHaveLength(1);
-    const series = `baton_breaker_open{scope="instance",instance="${new URL(sick.url).host}",peer=""}`;
+    const series = `baton_breaker_open{scope="instance",engine="${new URL(sick.url).host}",peer=""}`;
     expect(await metricOf(harness, series)).toBe(1);
     // Three failures opened it; beyond these only trials reach it, ever fewer.
     const before = harness.callCounts()[1] ?? 0;

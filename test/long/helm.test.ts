@@ -4,8 +4,10 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, describe, expect, type TestContext, test } from 'vitest';
+import { parse, parseAllDocuments } from 'yaml';
 import { helm, renderPlain } from '../support/helm.ts';
 import { CASES, CHART, MANIFESTS, readManifests } from '../support/manifests.ts';
+import { ALERTS_FILE, DASHBOARD_FILE } from '../support/monitoring.ts';
 import { hasTool, skipWithout } from '../support/tools.ts';
 
 const run = promisify(execFile);
@@ -54,6 +56,27 @@ describe('values that cannot be meant are refused', () => {
       stderr: expect.stringContaining(sentence),
     });
   });
+});
+
+test('alerts and the dashboard are shipped as they are, where they are wanted', async (context) => {
+  const set = ['discovery.selector=app=vllm', 'prometheusRule.enabled=true', 'dashboard.enabled=true'];
+  const args = [...set, 'prometheusRule.labels.release=prometheus'].flatMap((each) => ['--set', each]);
+  const objects = parseAllDocuments(await helm(context, 'template', args)).map((document): unknown => document.toJS());
+  const alerts: unknown = parse(readFileSync(ALERTS_FILE, 'utf8'));
+  expect(objects).toContainEqual(
+    expect.objectContaining({
+      kind: 'PrometheusRule',
+      metadata: expect.objectContaining({ labels: expect.objectContaining({ release: 'prometheus' }) }),
+      spec: alerts,
+    }),
+  );
+  expect(objects).toContainEqual(
+    expect.objectContaining({
+      kind: 'ConfigMap',
+      metadata: expect.objectContaining({ labels: expect.objectContaining({ grafana_dashboard: '1' }) }),
+      data: { 'baton.json': readFileSync(DASHBOARD_FILE, 'utf8') },
+    }),
+  );
 });
 
 describe('the schemas of Kubernetes', () => {

@@ -158,7 +158,7 @@ describe('Metrics', () => {
   it('shows what the store tells in the very scrape that asks it', async () => {
     const metrics = new Metrics({ version: '0' });
     metrics.watchStore(async () => ({ entries: 3, releaseQueue: 2, pinnedBlocks: [{ instance: 'd', blocks: 5 }] }));
-    expect(await linesOf(metrics, 'baton_pinned_kv_blocks')).toEqual(['baton_pinned_kv_blocks{instance="d"} 5']);
+    expect(await linesOf(metrics, 'baton_pinned_kv_blocks')).toEqual(['baton_pinned_kv_blocks{engine="d"} 5']);
     expect(await linesOf(metrics, 'baton_store_release_queue')).toEqual(['baton_store_release_queue 2']);
   });
 
