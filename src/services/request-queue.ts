@@ -9,7 +9,7 @@ export interface QueueLimits {
 }
 
 /** How a wait ended. */
-export type QueueOutcome = 'routed' | 'refused' | 'timeout' | 'client_gone' | 'shutting_down';
+export type QueueOutcome = 'routed' | 'refused' | 'displaced' | 'timeout' | 'client_gone' | 'shutting_down';
 
 /** What a {@link RequestQueue} works with. */
 export interface QueueOptions {
@@ -38,6 +38,8 @@ interface Waiter {
   readonly kind: string;
   /** False where it has to wait on. */
   readonly tryNow: () => boolean;
+  /** Ends the wait, for a request of another tenant. */
+  readonly giveWay: () => void;
 }
 
 /** Retry-After is the time that requests have waited lately, between these. */
@@ -49,7 +51,8 @@ const NEWEST = 0.1;
 /**
  * Where requests wait for an engine, before a leg has cost anything. Tenants take turns, so that none waits behind all the
  * requests of another; of one tenant's requests those of the lowest priority value go first, in order of arrival. What
- * cannot be placed keeps nobody of another kind waiting.
+ * cannot be placed keeps nobody of another kind waiting. When the queue is full, a tenant with fewer requests in it takes the
+ * place of the newest one of the tenant with the most.
  */
 export class RequestQueue {
   readonly #options: QueueOptions;
@@ -115,17 +118,29 @@ export class RequestQueue {
   #admit(tenant: string): void {
     const { max, tenantMax } = this.#options.limits;
     const own = this.#tenants.get(tenant)?.length ?? 0;
-    if (tenantMax > 0 && own >= tenantMax) {
-      throw new BatonError({
-        reason: 'TENANT_QUEUE_FULL',
-        message: 'Too many of your requests are waiting for an engine; send fewer at a time.',
-        retryAfterMs: this.retryAfterMs,
-      });
+    if (tenantMax > 0 && own >= tenantMax) throw this.#tenantQueueFull();
+    if (this.#depth < max) return;
+    const most = this.#mostOfOneTenant();
+    if (most.length > own + 1) {
+      most.at(-1)?.giveWay();
+      return;
     }
-    if (this.#depth >= max) {
-      const message = 'Too many requests are waiting for an engine.';
-      throw new BatonError({ reason: 'QUEUE_FULL', message, retryAfterMs: this.retryAfterMs });
-    }
+    const message = 'Too many requests are waiting for an engine.';
+    throw new BatonError({ reason: 'QUEUE_FULL', message, retryAfterMs: this.retryAfterMs });
+  }
+
+  #mostOfOneTenant(): readonly Waiter[] {
+    let most: readonly Waiter[] = [];
+    for (const waiters of this.#tenants.values()) if (waiters.length > most.length) most = waiters;
+    return most;
+  }
+
+  #tenantQueueFull(): BatonError {
+    return new BatonError({
+      reason: 'TENANT_QUEUE_FULL',
+      message: 'Too many of your requests are waiting for an engine; send fewer at a time.',
+      retryAfterMs: this.retryAfterMs,
+    });
   }
 
   #wait<T>({ tenant, priority, kind, maxWaitMs, signal, attempt }: Placing<T>): Promise<T | undefined> {
@@ -157,6 +172,7 @@ export class RequestQueue {
             return true;
           }
         },
+        giveWay: () => settle('displaced', () => reject(this.#tenantQueueFull())),
       };
       const timer = setTimeout(() => settle('timeout', () => resolve(undefined)), maxWaitMs);
       this.#add(tenant, waiter);

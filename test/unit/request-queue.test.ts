@@ -49,6 +49,31 @@ function setUp(slots: Record<string, number>, limits: QueueLimits = { max: 100, 
   return { queue, ask, release, placed, ended, left, listeners, attempts: () => attempts };
 }
 
+describe('a full queue', () => {
+  test('gives the place of the newest request of the tenant with the most to one with fewer', async () => {
+    const { ask, release, placed, ended, left } = setUp({ m: 0 }, { max: 4, tenantMax: 0 });
+    for (let i = 0; i < 4; i++) void ask(`a${i}`);
+    await ask('a4');
+    void ask('b0');
+    void ask('b1');
+    await vi.advanceTimersByTimeAsync(0);
+    // Two each: nobody has to give way to one of them.
+    await ask('b2');
+    void ask('c0');
+    await vi.advanceTimersByTimeAsync(0);
+    expect(ended).toEqual([
+      'a4 QUEUE_FULL',
+      'a3 TENANT_QUEUE_FULL',
+      'a2 TENANT_QUEUE_FULL',
+      'b2 QUEUE_FULL',
+      'a1 TENANT_QUEUE_FULL',
+    ]);
+    expect(left).toEqual(['displaced', 'displaced', 'displaced']);
+    release('m', 4);
+    expect(placed).toEqual(['a0', 'b0', 'c0', 'b1']);
+  });
+});
+
 describe('who goes first', () => {
   test('tenants take turns, however many requests one of them has sent before', () => {
     const { ask, release, placed, queue } = setUp({ m: 0 });

@@ -1,0 +1,135 @@
+import { afterAll, beforeAll, expect, test } from 'vitest';
+import { pause } from '../../src/services/pause.ts';
+import { metricOf } from '../e2e/ladder-support.ts';
+import { type Harness, startHarness } from '../support/harness.ts';
+import { memoryInUse } from '../support/heap.ts';
+import { type Answer, PlainClient } from '../support/plain-client.ts';
+
+const SEATS = 6;
+const WAITING = 6;
+/** Of each leg: long beside what a machine that is busy needs for a request, so that there is too little of engines alone. */
+const LEG_MS = 300;
+/** The engines' own limit: so many requests a second. */
+const CAPACITY = (SEATS * 1000) / (2 * LEG_MS);
+
+let harness: Harness;
+const client = new PlainClient();
+
+beforeAll(async () => {
+  harness = await startHarness({
+    prefill: 1,
+    decode: 1,
+    engine: { fixedMs: LEG_MS, decodeMsPerToken: 0, eosEvery: 0 },
+    yaml: `limits: { decode: ${SEATS} }\nqueue: { max: ${WAITING} }\nlog: { level: error }`,
+  });
+  await harness.ready();
+});
+afterAll(async () => {
+  client[Symbol.dispose]();
+  await harness[Symbol.asyncDispose]();
+});
+
+function ask(tenant: string): Promise<Answer> {
+  const body = { model: 'sim-model', messages: [{ role: 'user', content: 'hi' }], max_tokens: 4, stream: true };
+  const headers = { authorization: `Bearer ${tenant}` };
+  return client.post(`${harness.url}/v1/chat/completions`, JSON.stringify(body), { headers });
+}
+
+const isServed = ({ status, text }: Answer) => status === 200 && text.endsWith('data: [DONE]\n\n');
+
+interface Flooded {
+  readonly answers: readonly Answer[];
+  /** Answers that were served in the time, after what it took to fill the engines. */
+  readonly served: number;
+  readonly deepestQueue: number;
+}
+
+/** Sends so many requests a second for a time, however many are answered. */
+async function flood(tenant: string, rate: number, signal: AbortSignal): Promise<Flooded> {
+  const beganAt = performance.now();
+  const asked: Promise<Answer>[] = [];
+  let served = 0;
+  let deepestQueue = 0;
+  let look = 0;
+  while (!signal.aborted) {
+    const due = Math.floor(((performance.now() - beganAt) * rate) / 1000);
+    while (asked.length < due) {
+      const answer = ask(tenant);
+      asked.push(answer);
+      void answer.then((ended) => {
+        if (isServed(ended) && !signal.aborted && performance.now() - beganAt > FILL_MS) served += 1;
+      });
+    }
+    look += 1;
+    if (look % 20 === 0) deepestQueue = Math.max(deepestQueue, await metricOf(harness, 'baton_queue_depth'));
+    await pause(20, signal);
+  }
+  return { answers: await Promise.all(asked), served, deepestQueue };
+}
+
+/** Before the first answers can have come. */
+const FILL_MS = 3 * LEG_MS;
+const PART_MS = 6000;
+
+test('at five times what the engines can do they do as much as ever, and the rest is told when to come again', async () => {
+  let peak = 0;
+  let overloaded = 0;
+  const answers: Answer[] = [];
+  await flood('warm', CAPACITY, AbortSignal.timeout(1000));
+  const before = memoryInUse().heap;
+  // In turns, so that a machine that is busy with other things for a while is so for both.
+  for (const _ of [1, 2]) {
+    peak += (await flood('a', 1.2 * CAPACITY, AbortSignal.timeout(PART_MS))).served;
+    const over = await flood('a', 5 * CAPACITY, AbortSignal.timeout(PART_MS));
+    overloaded += over.served;
+    answers.push(...over.answers);
+    expect(over.deepestQueue).toBeLessThanOrEqual(WAITING);
+  }
+  const grown = memoryInUse().heap - before;
+  const refused = answers.filter((answer) => !isServed(answer));
+  console.info(
+    `goodput ${overloaded} of ${answers.length} requests, at peak ${peak}; ` +
+      `${refused.length} refused; heap grew by ${(grown / 2 ** 20).toFixed(1)} MiB`,
+  );
+  expect(overloaded).toBeGreaterThanOrEqual(0.9 * peak);
+  expect(refused.length).toBeGreaterThan(answers.length / 2);
+  expect(new Set(refused.map(({ status }) => status))).toEqual(new Set([503]));
+  for (const { retryAfter } of refused) expect(Number(retryAfter)).toBeGreaterThanOrEqual(1);
+  const inFlight = 'baton_requests_in_flight{api="chat.completions"}';
+  expect([await metricOf(harness, inFlight), await metricOf(harness, 'baton_queue_depth')]).toEqual([0, 0]);
+  expect(grown).toBeLessThan(16 * 2 ** 20);
+});
+
+/** The time that all but one in a hundred took at most. */
+const p99 = (times: readonly number[]) => times.toSorted((a, b) => a - b)[Math.ceil(0.99 * times.length) - 1] ?? 0;
+
+/** A tenant with a few clients that each send their next request when they have their answer. */
+async function quietTenant(): Promise<readonly number[]> {
+  const times: number[] = [];
+  const one = async () => {
+    for (let turn = 0; turn < 6; turn += 1) {
+      const answer = await ask('quiet');
+      expect(isServed(answer), answer.text).toBe(true);
+      times.push(answer.tookMs);
+    }
+  };
+  await Promise.all([one(), one()]);
+  return times;
+}
+
+test('what one tenant floods does not keep another waiting', async () => {
+  const quiet: number[] = [];
+  const beside: number[] = [];
+  for (const _ of [1, 2, 3]) {
+    quiet.push(...(await quietTenant()));
+    const end = new AbortController();
+    const flooding = flood('loud', 5 * CAPACITY, end.signal);
+    await pause(FILL_MS);
+    beside.push(...(await quietTenant()));
+    end.abort();
+    const { answers } = await flooding;
+    expect(answers.some((answer) => !isServed(answer))).toBe(true);
+  }
+  console.info(`p99 alone ${p99(quiet).toFixed(0)} ms, beside the flood ${p99(beside).toFixed(0)} ms`);
+  expect(p99(beside)).toBeLessThanOrEqual(2 * p99(quiet));
+});
