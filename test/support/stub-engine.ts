@@ -71,8 +71,25 @@ export const sayHandle = (handle: string = ODD_HANDLE): StubAnswer =>
 /** A decode engine's short whole reply. */
 const sayHello = sayJson('{"choices":[{"index":0,"text":"hello","finish_reason":"stop"}]}');
 
+/** Answers what asks for a handle with one, a stream with so many events, and all else with a short reply. */
+export function sayByRequest(events: number): StubAnswer {
+  const [handle, event] = [sayHandle(), Buffer.from('data: {"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n')];
+  return (response, request) => {
+    if (request.body.includes('"do_remote_decode"')) return handle(response, request);
+    if (!request.body.includes('"stream":true')) return sayHello(response, request);
+    response.writeHead(200, { 'content-type': 'text/event-stream' });
+    let left = events;
+    const more = () => {
+      while (left-- > 0) if (!response.write(event)) return;
+      response.end('data: [DONE]\n\n');
+    };
+    response.on('drain', more).on('error', () => undefined);
+    more();
+  };
+}
+
 /** Starts a stub on a free port; without a block size it has no metrics. */
-async function startStubEngine(answer: StubAnswer, blockSize?: number): Promise<StubEngine> {
+export async function startStubEngine(answer: StubAnswer, blockSize?: number): Promise<StubEngine> {
   const requests: StubRequest[] = [];
   const probes: StubRequest[] = [];
   const server = createServer((request, response) => {
