@@ -8,13 +8,13 @@ import { Script } from 'node:vm';
 const [, , bundle, output] = process.argv;
 // V8 takes compiled code only under the flags that it was written down under: those of a start, before baton sets its own.
 v8.setFlagsFromString = () => undefined;
-const script = new Script(readFileSync(bundle, 'latin1'), { filename: 'baton.cjs' });
+const script = new Script(readFileSync(bundle, 'latin1'), { filename: 'program.cjs' });
 const ports = ['--port', '--rpc-port', '--admin-port'].flatMap((flag) => [flag, '0']);
 process.argv = [process.argv[0], bundle, 'serve', '--sim', '--host', '127.0.0.1', '--log-format', 'json', ...ports];
 
 const TAKES_IT = `const [, bundle, code] = process.argv;
 const [source, cachedData] = [fs.readFileSync(bundle, 'latin1'), fs.readFileSync(code)];
-const { cachedDataRejected } = new vm.Script(source, { filename: 'baton.cjs', cachedData });
+const { cachedDataRejected } = new vm.Script(source, { filename: 'program.cjs', cachedData });
 fs.writeSync(1, cachedDataRejected ? 'refused' : 'taken');`;
 
 const up = Promise.withResolvers();

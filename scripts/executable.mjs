@@ -26,33 +26,26 @@ function zeromqLibrary() {
 
 const own = (path) => new RegExp(`/${path.replaceAll(/[/.]/g, '[/.]')}$`);
 
-/**
- * undici loads all that it has with its index; a start needs two of its classes. The others are loaded when they are asked
- * for, from the index as it is.
- */
-const lazyUndici = {
-  name: 'lazy-undici',
+/** undici loads all that it has with its index; baton needs two of its classes, and gets no other name here. */
+const UNDICI = `
+import Dispatcher from './lib/dispatcher/dispatcher.js';
+import api from './lib/api/index.js';
+Object.assign(Dispatcher.prototype, api);
+export { default as Client } from './lib/dispatcher/client.js';
+export { default as Pool } from './lib/dispatcher/pool.js';`;
+
+/** What needs the Kubernetes client, which is large and seldom used: it is a part of its own, read when it is needed. */
+const KUBERNETES = 'src/discovery/kubernetes/api.ts';
+
+/** Modules of Node that packages open when they are loaded, and use late or never: each is opened when it is first used. */
+const nodeLater = {
+  name: 'node-later',
   setup: ({ onResolve, onLoad }) => {
-    const index = join(root, 'node_modules', 'undici', 'index.js');
-    const names = Object.keys(createRequire(import.meta.url)('undici'));
-    const soon = { Client: 'client', Pool: 'pool' };
-    const later = names.filter((name) => !Object.hasOwn(soon, name));
-    const contents = [
-      "Object.assign(require('./lib/dispatcher/dispatcher').prototype, require('./lib/api'));",
-      ...Object.entries(soon).map(([name, file]) => `exports.${name} = require('./lib/dispatcher/${file}');`),
-      ...later.map(
-        (name) =>
-          `Object.defineProperty(exports, '${name}', { enumerable: true, get: () => require('undici-index').${name} });`,
-      ),
-    ].join('\n');
-    onResolve({ filter: /^undici-index$/ }, () => ({ path: index, namespace: 'undici-index' }));
-    onLoad({ filter: /.*/, namespace: 'undici-index' }, () => ({
-      contents: readFileSync(index, 'utf8'),
-      resolveDir: dirname(index),
-    }));
-    onLoad({ filter: own('node_modules/undici/index.js'), namespace: 'file' }, () => ({
-      contents,
-      resolveDir: dirname(index),
+    onResolve({ filter: /^(node:)?(https|http2|child_process)$/ }, ({ path, importer }) =>
+      /node_modules\/(fastify|prom-client|commander)\//.test(importer) ? { path, namespace: 'node-later' } : undefined,
+    );
+    onLoad({ filter: /.*/, namespace: 'node-later' }, ({ path }) => ({
+      contents: `module.exports = new Proxy({}, { get: (_, name) => process.getBuiltinModule('${path}')[name] });`,
     }));
   },
 };
@@ -71,12 +64,22 @@ function inPlaceOf(sums) {
       own('node_modules/zeromq/lib/load-addon.js'),
       `export { addon as default } from ${JSON.stringify(join(root, 'src/executable/zeromq.ts'))};`,
     ],
+    [own('node_modules/undici/index.js'), UNDICI],
+    [
+      own(KUBERNETES),
+      `import { runProgram } from ${JSON.stringify(join(root, 'src/executable/program.ts'))};
+       export const { openSliceApi } = runProgram('kubernetes');`,
+    ],
   ];
   return {
     name: 'in-place-of',
     setup: ({ onLoad }) => {
       for (const [filter, contents] of modules)
-        onLoad({ filter }, () => ({ contents, loader: 'js', resolveDir: root }));
+        onLoad({ filter }, ({ path }) => ({
+          contents,
+          loader: 'js',
+          resolveDir: path.includes('node_modules') ? dirname(path) : root,
+        }));
     },
   };
 }
@@ -99,7 +102,7 @@ async function bundle(entry, sums, outfile, more = {}) {
     // Read as Latin-1, the cheapest way to a string.
     charset: 'ascii',
     logLevel: 'warning',
-    plugins: [inPlaceOf(sums), lazyUndici],
+    ...(sums === undefined ? {} : { plugins: [inPlaceOf(sums), nodeLater] }),
     ...more,
   });
   return metafile;
@@ -116,12 +119,15 @@ try {
   mkdirSync(folder, { recursive: true });
   const file = (name) => join(scratch, name);
   const parts = { zeromq: zeromqLibrary(), licenses: file('licenses') };
+  const wrapped = { banner: { js: '(function(require,module,exports){' }, footer: { js: '})' } };
+  parts.kubernetes = file('kubernetes.cjs');
+  const { inputs } = await bundle(KUBERNETES, undefined, parts.kubernetes, wrapped);
   // What is in the bundle says whose licences are needed, and the bundle knows the sum of that text: so it is built twice.
   const first = await bundle('src/bin.ts', { none: 0 }, file('first.cjs'));
-  writeFileSync(parts.licenses, licenseText(root, first));
+  writeFileSync(parts.licenses, licenseText(root, { inputs: { ...inputs, ...first.inputs } }));
+  const { ...known } = parts;
   parts.program = file('program.cjs');
-  const wrapped = { banner: { js: '(function(require,module,exports){' }, footer: { js: '})' } };
-  await bundle('src/bin.ts', sumsOf({ zeromq: parts.zeromq, licenses: parts.licenses }), parts.program, wrapped);
+  await bundle('src/bin.ts', sumsOf(known), parts.program, wrapped);
   parts.code = file('code');
   run(process.execPath, [join(root, 'scripts', 'compiled-code.mjs'), parts.program, parts.code]);
   const main = file('main.cjs');

@@ -11,7 +11,6 @@ import type { ReloadSource } from '../roles/reload.ts';
 import type { Running } from '../roles.ts';
 import type { SimOptions } from '../sim/options.ts';
 import { FAILED, OK, USAGE } from './exit-codes.ts';
-import { hashKeyLine } from './hash-key.ts';
 import { type ParsedCommand, parseCommand } from './parse-command.ts';
 import { simHint } from './sim-hint.ts';
 
@@ -121,6 +120,8 @@ function printLicenses(host: CliHost): number {
 }
 
 async function hashKey(host: CliHost): Promise<number> {
+  // Loaded only here: the other commands hash nothing, or later.
+  const { hashKeyLine } = await import('./hash-key.ts');
   const hashed = hashKeyLine(await host.readLine());
   if (hashed.kind === 'bad') {
     host.err(`baton: ${hashed.message}\n`);

@@ -4,19 +4,14 @@ import { BatonError } from '../core/errors.ts';
 import type { Logger } from '../obs/log.ts';
 import type { Metrics } from '../obs/metrics.ts';
 import { BrokenRequests } from './broken-request.ts';
-import { toRequestError } from './errors.ts';
-import { refuseEarly } from './generate.ts';
+import { refuseEarly, toRequestError } from './errors.ts';
+import { addMetricsRoute } from './metrics-route.ts';
 import { NO_SCHEMAS } from './no-schemas.ts';
 import { admit, type OperatorGate } from './operator-gate.ts';
 import { addReloadRoute, type ReloadOptions } from './reload.ts';
 import { type HttpTls, limitConnections, openServer, type ServerLimits } from './server-options.ts';
 import { closeUnusedConnections } from './unused-connections.ts';
 import { addWorkersRoutes, type WorkersOptions } from './workers.ts';
-
-/** Adds `GET /metrics` in the Prometheus text format. */
-export function addMetricsRoute(app: FastifyInstance, metrics: Metrics): void {
-  app.get('/metrics', async (_request, reply) => reply.type(metrics.contentType).send(await metrics.render()));
-}
 
 /** For the head and the body of a request together; what is sent here is small. */
 const REQUEST_TIMEOUT_MS = 30_000;

@@ -1,4 +1,4 @@
-import type { FastifyError } from 'fastify';
+import type { FastifyError, FastifyReply } from 'fastify';
 import { BatonError } from '../core/errors.ts';
 import { errorEnvelope } from '../core/openai-error.ts';
 import { type Refusal, refusalOf } from '../services/leg.ts';
@@ -45,4 +45,11 @@ export function toRequestError(error: FastifyError | Error, bodyLimit: number): 
 export function toRefusal(error: unknown): Refusal {
   if (error instanceof BatonError) return refusalOf(error);
   return refusalOf(new BatonError({ reason: 'INTERNAL', message: 'Internal error.' }, { cause: error }));
+}
+
+/** For requests that fail before their route runs. */
+export function refuseEarly(error: BatonError, reply: FastifyReply): FastifyReply {
+  const refusal = refusalOf(error);
+  const { headers, body } = renderRefusal(refusal);
+  return reply.code(refusal.status).headers(headers).send(body);
 }

@@ -1,19 +1,17 @@
 import type { Socket } from 'node:net';
 import type { FastifyError, FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
-import type { Instance } from '../../gen/baton/v1/instance_pb.ts';
-import { InstanceState } from '../../gen/baton/v1/instance_pb.ts';
 import { BatonError } from '../core/errors.ts';
-import { isRoutable } from '../core/pools.ts';
+import type { Api } from '../core/facts.ts';
 import { acceptedRequestId } from '../core/request-headers.ts';
-import { errorFields } from '../obs/log.ts';
-import type { InstanceView } from '../services/instance-view.ts';
+import { errorFields, type Logger } from '../obs/log.ts';
+import type { Metrics } from '../obs/metrics.ts';
+import type { Life } from '../services/life.ts';
 import type { Admission, TenantLimits } from '../services/tenant-limits.ts';
-import { addMetricsRoute } from './admin.ts';
 import type { Authenticate } from './authenticate.ts';
 import { BrokenRequests } from './broken-request.ts';
-import { toRequestError } from './errors.ts';
-import { GENERATE_ROUTES, type GenerateDeps, refuseEarly, serveGenerate } from './generate.ts';
+import { refuseEarly, toRequestError } from './errors.ts';
 import { lingerAfter } from './linger.ts';
+import { addMetricsRoute } from './metrics-route.ts';
 import { NO_SCHEMAS } from './no-schemas.ts';
 import { type HttpTls, limitConnections, openServer, type ServerLimits } from './server-options.ts';
 import { watchBodies } from './stalled-bodies.ts';
@@ -29,31 +27,46 @@ declare module 'fastify' {
   }
 }
 
-/** What `/health` tells of the store. */
-export interface StoreHealth {
+/** Path of each API, the same on the facade and on engines. */
+const GENERATE_ROUTES: Readonly<Record<string, Api>> = {
+  '/v1/chat/completions': 'chat.completions',
+  '/v1/completions': 'completions',
+};
+
+/** What requests need; it is there when everything of the process runs. */
+export interface FacadeService {
+  readonly authenticate: Authenticate;
+  readonly proxies: () => ProxyRules;
+  readonly tenantLimits: TenantLimits;
+  /** Serves one generating request to its end; never throws. */
+  readonly serve: (api: Api, request: FastifyRequest, reply: FastifyReply) => Promise<void>;
+  /** Models of all instances, each as its engine wrote it. */
+  readonly modelCards: () => readonly string[];
+  readonly health: () => Promise<FacadeHealth>;
+  /** Why no request should come here; undefined where it may. */
+  readonly obstacle: () => string | undefined;
+}
+
+/** What `/health` tells of a process that runs. */
+interface FacadeHealth {
   /** Live handles. */
   readonly conversations: number;
   /** Handles that expired since the last look. */
   readonly expired: number;
+  /** How many there are of each state. */
+  readonly instances: Readonly<Record<string, number>>;
 }
 
-/** What the facade is built from. */
-export interface FacadeDeps extends Pick<GenerateDeps, 'metrics' | 'log'> {
-  /** What a request that begins now works with, to its end. */
-  readonly generate: () => GenerateDeps;
-  readonly authenticate: Authenticate;
-  readonly proxies: () => ProxyRules;
-  readonly tenantLimits: TenantLimits;
-  readonly view: InstanceView;
-  /** Connector of the instances that requests are routed to. */
-  readonly connector: string;
+/**
+ * What the facade is built from. It listens while the rest of the process is loaded, so nothing here may need much of that:
+ * what does belongs to {@link FacadeService}.
+ */
+export interface FacadeDeps {
+  readonly life: Life<FacadeService>;
+  readonly metrics: Metrics;
+  readonly log: Logger;
   readonly version: string;
-  /** Undefined where the store runs elsewhere. */
-  readonly storeHealth: (() => Promise<StoreHealth>) | undefined;
-  /** Requests are still served, and none is wanted any more. */
-  readonly isStopping: () => boolean;
-  /** No request can be planned: the router of another process is away. */
-  readonly isRouterAway: () => boolean;
+  readonly clientStallMs: () => number;
   readonly bodyLimitBytes: number;
   readonly limits: ServerLimits;
   /** Header lines of a request. */
@@ -93,11 +106,8 @@ export function buildFacade(deps: FacadeDeps): FastifyInstance {
   broken.watch(app.server);
   limitConnections(app, 'facade', limits, deps.log);
   closeUnusedConnections(app);
-  watchBodies(
-    app,
-    () => deps.generate().clientStallMs,
-    ({ socket }) => broken.answer(STALLED, socket),
-  );
+  addPatience(app, deps);
+  watchBodies(app, deps.clientStallMs, ({ socket }) => broken.answer(STALLED, socket));
   app.removeAllContentTypeParsers();
   app.addContentTypeParser('*', { parseAs: 'buffer' }, (_request, body, done) => done(null, body));
   app.addHook('onRequest', async (request, reply) => {
@@ -106,13 +116,13 @@ export function buildFacade(deps: FacadeDeps): FastifyInstance {
     if (request.headers.origin !== undefined) reply.header('access-control-allow-origin', '*');
     if (request.raw.rawHeaders.length > 2 * deps.headerCount) throw tooManyHeaders(deps.headerCount);
     // The client's next request goes to another one.
-    if (deps.isStopping()) reply.raw.shouldKeepAlive = false;
+    if (deps.life.isStopping) reply.raw.shouldKeepAlive = false;
     const id = acceptedRequestId(request.headers['x-request-id']);
     if (id !== undefined) reply.header('x-request-id', id);
   });
   addAuthentication(app, deps);
   for (const [path, api] of Object.entries(GENERATE_ROUTES)) {
-    app.post(path, (request, reply) => serveGenerate(deps.generate(), api, request, reply));
+    app.post(path, async (request, reply) => (await deps.life.running).serve(api, request, reply));
   }
   addInfoRoutes(app, deps);
   if (deps.exposeMetrics) addMetricsRoute(app, deps.metrics);
@@ -160,21 +170,33 @@ const OPEN_ROUTES: ReadonlySet<string | undefined> = new Set([
   '/metrics',
 ]);
 
-/**
- * Says whose a request is, or refuses it, before its body is read. A preflight cannot carry a credential, and 404 and 405
- * tell nothing.
- */
-function addAuthentication(app: FastifyInstance, { authenticate, proxies, tenantLimits, metrics }: FacadeDeps): void {
+/** A preflight cannot carry a credential, and 404 and 405 tell nothing. */
+function isOpen({ is404, method, routeOptions }: FastifyRequest): boolean {
+  return is404 || method === 'OPTIONS' || OPEN_ROUTES.has(routeOptions.url);
+}
+
+/** Lets requests wait until everything runs that they need; before their bodies are watched, which are not read meanwhile. */
+function addPatience(app: FastifyInstance, { life }: FacadeDeps): void {
+  app.addHook('onRequest', (request, _reply, done) => {
+    if (life.current !== undefined || isOpen(request)) done();
+    else life.running.then(() => done(), done);
+  });
+}
+
+/** Says whose a request is, or refuses it, before its body is read. */
+function addAuthentication(app: FastifyInstance, { life, metrics }: FacadeDeps): void {
   app.decorateRequest('tenant', '');
   app.decorateRequest('admission', undefined);
   const admit = async (request: FastifyRequest, reply: FastifyReply): Promise<BatonError | undefined> => {
-    const named = takeProxyHeaders(proxies(), request.raw);
-    if (request.is404 || request.method === 'OPTIONS' || OPEN_ROUTES.has(request.routeOptions.url)) return undefined;
-    const result = await authenticate(request.headers);
+    const service = life.current ?? (isOpen(request) ? undefined : await life.running);
+    if (service === undefined) return undefined;
+    const named = takeProxyHeaders(service.proxies(), request.raw);
+    if (isOpen(request)) return undefined;
+    const result = await service.authenticate(request.headers);
     if (result.kind === 'refused') return result.error;
     request.tenant = named ?? result.tenant;
     if (!Object.hasOwn(GENERATE_ROUTES, request.routeOptions.url ?? '')) return undefined;
-    const admission = tenantLimits.admit(request.tenant);
+    const admission = service.tenantLimits.admit(request.tenant);
     if (admission instanceof BatonError) return admission;
     request.admission = admission;
     reply.raw.once('close', () => admission.leave());
@@ -211,61 +233,33 @@ function addPreflight(app: FastifyInstance): void {
   });
 }
 
-function addInfoRoutes(app: FastifyInstance, deps: FacadeDeps): void {
-  const { view } = deps;
-  app.get('/v1/models', (_request, reply) =>
-    reply.type('application/json').send(`{"object":"list","data":[${modelCards(view.snapshot()).join(',')}]}`),
-  );
-  app.get('/health', async () => ({
-    status: 'ok',
-    ...(await readStoreHealth(deps)),
-    ready: obstacleTo(deps) === undefined,
-    instances: countStates(view.snapshot()),
-  }));
+function addInfoRoutes(app: FastifyInstance, { life, version }: FacadeDeps): void {
+  app.get('/v1/models', async (_request, reply) => {
+    const { modelCards } = await life.running;
+    return reply.type('application/json').send(`{"object":"list","data":[${modelCards().join(',')}]}`);
+  });
+  app.get('/health', async () => {
+    const { conversations, expired, instances } = (await life.current?.health()) ?? NOTHING_YET;
+    return {
+      status: 'ok',
+      cached_conversations: conversations,
+      evicted_stale: expired,
+      ready: obstacleTo(life) === undefined,
+      instances,
+    };
+  });
   app.get('/liveness', () => ({ status: 'ok' }));
   app.get('/readiness', (_request, reply) => {
-    const obstacle = obstacleTo(deps);
+    const obstacle = obstacleTo(life);
     return reply.code(obstacle === undefined ? 200 : 503).send({ status: obstacle ?? 'ok' });
   });
-  app.get('/version', () => ({ version: deps.version }));
+  app.get('/version', () => ({ version }));
 }
+
+const NOTHING_YET: FacadeHealth = { conversations: 0, expired: 0, instances: {} };
 
 /** Why no request should come here. */
-function obstacleTo({ isStopping, isRouterAway, view, connector }: FacadeDeps): string | undefined {
-  if (isStopping()) return 'stopping';
-  if (isRouterAway()) return 'the router is away';
-  return isRoutable(view.snapshot(), connector) ? undefined : 'no routable engines';
-}
-
-/** The example proxy's two fields; a facade without the store beside it does not know them. */
-async function readStoreHealth({ storeHealth }: FacadeDeps) {
-  const { conversations, expired } = (await storeHealth?.()) ?? { conversations: 0, expired: 0 };
-  return { cached_conversations: conversations, evicted_stale: expired };
-}
-
-/** The union of the pools' model cards as the engines wrote them, each id once. */
-function modelCards(instances: readonly Instance[]): string[] {
-  const byId = new Map<string, string>();
-  for (const { models, state } of instances) {
-    if (state === InstanceState.GONE) continue;
-    for (const card of models) if (!byId.has(card.id)) byId.set(card.id, card.rawJson);
-  }
-  return [...byId.values()];
-}
-
-const STATE_NAMES: Readonly<Record<number, string>> = {
-  [InstanceState.STARTING]: 'starting',
-  [InstanceState.READY]: 'ready',
-  [InstanceState.SUSPECT]: 'suspect',
-  [InstanceState.DRAINING]: 'draining',
-  [InstanceState.GONE]: 'gone',
-};
-
-function countStates(instances: readonly Instance[]): Record<string, number> {
-  const counts: Record<string, number> = {};
-  for (const { state } of instances) {
-    const name = STATE_NAMES[state] ?? 'unknown';
-    counts[name] = (counts[name] ?? 0) + 1;
-  }
-  return counts;
+function obstacleTo({ isStopping, current }: Life<FacadeService>): string | undefined {
+  if (isStopping) return 'stopping';
+  return current === undefined ? 'starting' : current.obstacle();
 }

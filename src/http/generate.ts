@@ -47,12 +47,6 @@ export interface GenerateDeps {
 
 type Scan = Extract<ObjectScan, { readonly kind: 'object' }>;
 
-/** Path of each API, the same on the facade and on engines. */
-export const GENERATE_ROUTES: Readonly<Record<string, Api>> = {
-  '/v1/chat/completions': 'chat.completions',
-  '/v1/completions': 'completions',
-};
-
 /** Serves one generating request to its end; never throws. */
 export async function serveGenerate(
   deps: GenerateDeps,
@@ -335,11 +329,4 @@ function failedLegOf(report: HandOverReport | undefined): string | undefined {
 
 function phaseOf(sink: ReplySink): string {
   return sink.cut ?? 'closed';
-}
-
-/** For requests that fail before their route runs. */
-export function refuseEarly(error: BatonError, reply: FastifyReply): FastifyReply {
-  const refusal = refusalOf(error);
-  const { headers, body } = renderRefusal(refusal);
-  return reply.code(refusal.status).headers(headers).send(body);
 }

@@ -1,5 +1,4 @@
 import { create } from '@bufbuild/protobuf';
-import type { FastifyInstance } from 'fastify';
 import { TokenChainSchema } from '../../gen/baton/v1/tokens_pb.ts';
 import { fetchKeySet, KeyCache, parseKeySet, type TokenKeys } from '../auth/key-cache.ts';
 import { createCheckToken, looksLikeToken } from '../auth/tokens.ts';
@@ -11,10 +10,10 @@ import { findsByHistory, type LinkRules } from '../core/link.ts';
 import { type ApiKeys, parseApiKeys, type TenantLimit } from '../core/tenant.ts';
 import type { EngineClient } from '../engine/client.ts';
 import { createAuthenticate, type TokenCheck } from '../http/authenticate.ts';
-import { buildFacade, type StoreHealth } from '../http/facade.ts';
+import type { FacadeService } from '../http/facade.ts';
+import { buildFacadeService, type StoreHealth } from '../http/facade-service.ts';
 import type { GenerateDeps } from '../http/generate.ts';
 import type { ReplySink } from '../http/reply-sink.ts';
-import { renewTls } from '../http/server-options.ts';
 import { type ProxyRules, trustedPeers } from '../http/tenant-header.ts';
 import type { Logger } from '../obs/log.ts';
 import { createLogLimit } from '../obs/log-limit.ts';
@@ -31,7 +30,6 @@ import { SilenceWatch } from '../services/silence-watch.ts';
 import { TenantLimits } from '../services/tenant-limits.ts';
 import type { EngineHeadersOf } from './credentials.ts';
 import { type RouterLink, routerError } from './router-link.ts';
-import { watchServerTls } from './server-tls.ts';
 import { watchFiles, watchKeys } from './watched-files.ts';
 
 /** What the facade of a process is made of. */
@@ -41,49 +39,28 @@ export interface FacadeParts extends RouterLink {
   readonly metrics: Metrics;
   readonly log: Logger;
   readonly tracer: Tracer | undefined;
-  readonly version: string;
   readonly engines: EngineClient;
   readonly replies: Set<ReplySink>;
   readonly engineHeaders: EngineHeadersOf;
   /** Set where the connector hands over the first token. */
   readonly firstToken: FirstTokenDeps | undefined;
   readonly storeHealth: (() => Promise<StoreHealth>) | undefined;
-  readonly isStopping: () => boolean;
   readonly stack: AsyncDisposableStack;
 }
 
-/** Builds the facade; it does not listen yet. */
-export function buildFacadeOf(parts: FacadeParts): FastifyInstance {
-  const { settings, view, metrics, log, version, storeHealth, stack } = parts;
-  const config = settings.current;
-  const tls =
-    config.facade.tls === undefined
-      ? undefined
-      : stack.use(watchServerTls('facade.tls', config.facade.tls, log, (next) => renewTls(facade, next)));
-  const facade = buildFacade({
+/** What the facade of this process answers with. */
+export function buildService(parts: FacadeParts): FacadeService {
+  const { settings, view, storeHealth, routerCheck } = parts;
+  return buildFacadeService({
     generate: generateDeps(parts),
     view,
-    connector: config.kvConnector,
-    metrics,
-    log,
-    version,
+    connector: settings.current.kvConnector,
     authenticate: createAuthenticate(watchApiKeys(parts), tokenCheck(parts)),
     proxies: proxyRules(settings),
     tenantLimits: new TenantLimits(tenantLimitOf(settings), () => performance.now()),
     storeHealth,
-    isStopping: parts.isStopping,
-    isRouterAway: () => parts.routerCheck?.isAway === true,
-    bodyLimitBytes: config.facade.bodyLimitBytes,
-    exposeMetrics: config.facade.metrics,
-    limits: {
-      headerBytes: config.facade.headerBytes,
-      headerMs: config.facade.headerMs,
-      connections: config.facade.maxConnections,
-    },
-    headerCount: config.facade.headerCount,
-    tls: tls?.current,
+    isRouterAway: () => routerCheck?.isAway === true,
   });
-  return facade;
 }
 
 function proxyRules(settings: Settings): () => ProxyRules {

@@ -12,7 +12,6 @@ import { roleWord, stateWord } from '../services/instance-words.ts';
 import { probeKeyOf } from '../services/probe-key.ts';
 import { PoolRegistryService } from '../services/registry/pool-registry.ts';
 import { RemoteView } from '../services/remote-view.ts';
-import { startSimPools } from '../sim/pools.ts';
 import { POOL_OF } from './credentials.ts';
 import { PeerLog } from './peer-log.ts';
 import type { ConnectTo } from './peers.ts';
@@ -24,6 +23,8 @@ export async function startSims(
   log: Logger,
   noticeAddress: string | undefined,
 ): Promise<readonly InstanceConfig[]> {
+  // Loaded only here: nothing else needs engines that are made up.
+  const { startSimPools } = await import('../sim/pools.ts');
   const { prefill = 0, decode = 0 } = config.sim ?? {};
   const noticeEndpoint = `tcp://${noticeAddress?.replace(/^0\.0\.0\.0:/, '127.0.0.1:') ?? ''}`;
   const lmcache = noticeAddress === undefined ? {} : ({ connector: 'lmcache', noticeEndpoint } as const);
