@@ -1,6 +1,5 @@
 import type { IncomingMessage, Server, ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
-import { Server as TlsServer } from 'node:tls';
 import type { FastifyInstance } from 'fastify';
 
 /**
@@ -12,7 +11,8 @@ export function closeUnusedConnections(app: FastifyInstance): void {
   const running = new Map<Socket, number>();
   let closing = false;
   const server: Server = app.server;
-  const isSecure = server instanceof TlsServer;
+  // A start without TLS does not load it to ask.
+  const isSecure = 'setSecureContext' in server;
   /** Connections without their TLS handshake yet, by the peer. */
   const shaking = new Map<string, Socket>();
   if (isSecure) {
