@@ -69,10 +69,10 @@ export async function runRequests(requests: number): Promise<void> {
   const seconds = (performance.now() - beganAt) / 1000;
   const slope = slopeOf(samples.slice(WARM_PARTS));
   const megabytes = (bytes: number) => (bytes / 2 ** 20).toFixed(1);
-  console.info(
+  process.stdout.write(
     `${total.whole} whole and ${total.left} left of ${samples.at(-1)?.requests} requests in ${seconds.toFixed(0)} s; ` +
       `${slope.toFixed(1)} bytes of heap a request; live heap ${samples.map(({ heap }) => megabytes(heap)).join(' ')} MiB; ` +
-      `resident ${megabytes(process.memoryUsage.rss())} MiB`,
+      `resident ${megabytes(process.memoryUsage.rss())} MiB\n`,
   );
   expect(total.other).toBe(0);
   expect(total.left).toBeGreaterThan(requests / 20);

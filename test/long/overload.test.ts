@@ -87,9 +87,9 @@ test('at five times what the engines can do they do as much as ever, and the res
   }
   const grown = memoryInUse().heap - before;
   const refused = answers.filter((answer) => !isServed(answer));
-  console.info(
+  process.stdout.write(
     `goodput ${overloaded} of ${answers.length} requests, at peak ${peak}; ` +
-      `${refused.length} refused; heap grew by ${(grown / 2 ** 20).toFixed(1)} MiB`,
+      `${refused.length} refused; heap grew by ${(grown / 2 ** 20).toFixed(1)} MiB\n`,
   );
   expect(overloaded).toBeGreaterThanOrEqual(0.9 * peak);
   expect(refused.length).toBeGreaterThan(answers.length / 2);
@@ -130,6 +130,6 @@ test('what one tenant floods does not keep another waiting', async () => {
     const { answers } = await flooding;
     expect(answers.some((answer) => !isServed(answer))).toBe(true);
   }
-  console.info(`p99 alone ${p99(quiet).toFixed(0)} ms, beside the flood ${p99(beside).toFixed(0)} ms`);
+  process.stdout.write(`p99 alone ${p99(quiet).toFixed(0)} ms, beside the flood ${p99(beside).toFixed(0)} ms\n`);
   expect(p99(beside)).toBeLessThanOrEqual(2 * p99(quiet));
 });
