@@ -103,7 +103,7 @@ export async function serveGenerate(
     sink.end();
   }
   request.admission?.settle(tokensOf(request, report, sink));
-  record(deps, { api, requestId, timeline, facts, report, refusal, sink });
+  record(deps, { api, tenant: request.tenant, requestId, timeline, facts, report, refusal, sink });
 }
 
 /** Bytes of a body that count as a token as long as no engine has said how many there are. */
@@ -210,6 +210,7 @@ function warnUnnamed({ unnamedTurns, identityHeaders, log }: GenerateDeps): void
 
 interface Finished {
   readonly api: Api;
+  readonly tenant: string;
   readonly requestId: string;
   readonly timeline: Timeline;
   readonly facts: BodyFacts | undefined;
@@ -221,7 +222,7 @@ interface Finished {
 /** One access-log line and the counters of a request: ids and numbers, never text. */
 function record(deps: GenerateDeps, finished: Finished): void {
   const { metrics, log } = deps;
-  const { api, requestId, timeline, facts, report, refusal, sink } = finished;
+  const { api, tenant, requestId, timeline, facts, report, refusal, sink } = finished;
   const { startedAt } = timeline;
   const endedAt = deps.handOver.now();
   const durationMs = endedAt - startedAt;
@@ -237,7 +238,7 @@ function record(deps: GenerateDeps, finished: Finished): void {
     completionTokens: usage?.completionTokens,
     cachedTokens: usage?.cachedTokens,
   };
-  metrics.requestFinished({ api, model, mode, status, durationMs, ...tokens });
+  metrics.requestFinished({ api, tenant, model, mode, status, durationMs, ...tokens });
   timeline.stop(contentAt > 0 ? contentAt : endedAt);
   if (ttftMs !== undefined) metrics.firstContent(model, ttftMs, timeline.parts);
   if (report?.prefillMs !== undefined) metrics.prefillFinished(model, report.prefillMs);

@@ -1,5 +1,6 @@
 import { monitorEventLoopDelay, performance } from 'node:perf_hooks';
 import { Counter, Gauge, Registry } from 'prom-client';
+import { isTenantName } from '../core/tenant.ts';
 import { type DurationCounter, DurationHistogram } from './duration-histogram.ts';
 import { isLabelWord, LabelSet, OTHER } from './label-set.ts';
 import { type LabelOf, type SeriesName, type SeriesOf, seriesSpec } from './series.ts';
@@ -19,6 +20,8 @@ export interface FinishedRequest {
   readonly api: string;
   /** As the client named it; becomes a label only if known. */
   readonly model: string;
+  /** Whom the request belongs to; becomes a label only if it is a name that a key, a token or a proxy gave. */
+  readonly tenant: string;
   /** Plan mode as a word; absent if no plan was made. */
   readonly mode?: string | undefined;
   /** Status the client got, 499 where it left first. */
@@ -63,7 +66,8 @@ export interface MetricsOptions {
   readonly version: string;
 }
 
-const MAX_MODELS = 1000;
+/** Of what may have many names, models and tenants: distinct ones that become labels over the life of a process. */
+const MAX_NAMES = 1000;
 const MAX_WORDS = 64;
 
 /**
@@ -73,10 +77,12 @@ const MAX_WORDS = 64;
 export class Metrics {
   readonly #registry = new Registry();
   readonly #knownModels = new Set<string>();
-  readonly #models = new LabelSet(MAX_MODELS, (name) => this.#knownModels.has(name));
+  readonly #models = new LabelSet(MAX_NAMES, (name) => this.#knownModels.has(name));
+  readonly #tenants = new LabelSet(MAX_NAMES, isTenantName);
   readonly #words = new Map<string, LabelSet>();
 
   readonly #requests = this.#counter('baton_requests_total');
+  readonly #tenantRequests = this.#counter('baton_tenant_requests_total');
   readonly #requestDuration = this.#histogram('baton_request_duration_seconds');
   readonly #inFlight = this.#gauge('baton_requests_in_flight');
   readonly #ttft = this.#histogram('baton_ttft_seconds');
@@ -229,7 +235,7 @@ export class Metrics {
     this.#drains.inc({ result: this.#word('result', result) });
   }
 
-  /** Replaces the set of model names that may become labels; at most 256 distinct ones ever do. */
+  /** Replaces the set of model names that may become labels; at most 1,000 distinct ones ever do. */
   setKnownModels(names: Iterable<string>): void {
     this.#knownModels.clear();
     for (const name of names) this.#knownModels.add(name);
@@ -251,7 +257,9 @@ export class Metrics {
     const model = this.modelLabel(request.model);
     const mode = this.#word('mode', request.mode);
     this.#inFlight.dec({ api });
-    this.#requests.inc({ api, model, mode, status_class: statusClass(request.status) });
+    const status_class = statusClass(request.status);
+    this.#requests.inc({ api, model, mode, status_class });
+    this.#tenantRequests.inc({ tenant: this.#tenants.label(request.tenant), status_class });
     this.#requestDuration.child(api, model, mode).observe(request.durationMs);
     this.#addTokens(model, 'prompt', request.promptTokens);
     this.#addTokens(model, 'cached', request.cachedTokens);

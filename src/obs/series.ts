@@ -31,6 +31,12 @@ export const SERIES = [
     labels: ['api', 'model', 'mode', 'status_class'],
   },
   {
+    name: 'baton_tenant_requests_total',
+    kind: 'counter',
+    help: 'Client requests that ended, by tenant and by the status the client got; those that a limit of the tenant refused are left out.',
+    labels: ['tenant', 'status_class'],
+  },
+  {
     name: 'baton_request_duration_seconds',
     kind: 'histogram',
     help: 'Time from the request to the end of its reply.',

@@ -10,10 +10,12 @@ test('requests over a limit wait in turn; over the limits of waiting they are to
   const tenant = (key: string) => ({ authorization: `Bearer ${key}` });
   const body = chatBody({ stream: true, max_tokens: 24 });
   const running = harness.ask(body, tenant('one'));
-  await expect.poll(() => harness.decode.some((sim) => sim.state().running > 0), { interval: 5 }).toBe(true);
+  await expect
+    .poll(() => harness.decode.some((sim) => sim.state().running > 0), { interval: 5, timeout: 10_000 })
+    .toBe(true);
   const waiting = harness.ask(chatBody(), tenant('one'));
   const depth = (count: number) =>
-    expect.poll(() => metricOf(harness, 'baton_queue_depth'), { interval: 5 }).toBe(count);
+    expect.poll(() => metricOf(harness, 'baton_queue_depth'), { interval: 5, timeout: 10_000 }).toBe(count);
   await depth(1);
   const refused = await harness.ask(chatBody(), tenant('one'));
   expect([refused.status, errorOf(refused).code]).toEqual([429, 'tenant_queue_full']);
@@ -37,7 +39,7 @@ test('who waits in vain for room is told that the engines are busy', async () =>
   });
   await harness.ready();
   const running = harness.ask(chatBody({ max_tokens: 24 }));
-  await expect.poll(() => harness.decode[0]?.state().running, { interval: 5 }).toBe(1);
+  await expect.poll(() => harness.decode[0]?.state().running, { interval: 5, timeout: 10_000 }).toBe(1);
   // All of them: also who waits behind another and is never tried himself.
   for (const late of await Promise.all([1, 2, 3].map(() => harness.ask()))) {
     expect([late.status, errorOf(late).code, late.headers.get('retry-after')]).toEqual([503, 'overloaded', '1']);

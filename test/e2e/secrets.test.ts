@@ -11,6 +11,7 @@ import { KNOWN } from '../../src/known.ts';
 import { formatPretty } from '../../src/obs/log-pretty.ts';
 import { connectRemote } from '../../src/rpc/clients.ts';
 import { cliHost } from '../support/cli-host.ts';
+import { type OtlpReceiver, startOtlpReceiver } from '../support/otlp-receiver.ts';
 import {
   ODD_HANDLE,
   STUB_MODEL,
@@ -35,6 +36,7 @@ const OPERATOR = key('Operator');
 
 let folder: string;
 let baton: Stubbed;
+let collector: OtlpReceiver;
 const at = (name: string) => join(folder, name);
 
 beforeAll(async () => {
@@ -43,16 +45,22 @@ beforeAll(async () => {
   writeFileSync(at('keys.txt'), `team-a ${hash(CLIENT)}\nteam-b ${hash('other')}\n`);
   writeFileSync(at('tokens.txt'), `own ${hash(TOKEN)} any-tenant\nop ${hash(OPERATOR)} operator any-tenant\n`);
   writeFileSync(at('operator.token'), OPERATOR);
+  collector = await startOtlpReceiver();
   baton = await startStubbed({
     prefillBlockSize: 16,
     decodeBlockSizes: [16],
     env: { OPENAI_API_KEY: conf('OpenAi') },
     yaml: `facade: {metrics: true}\npools:\n  prefill: {headers: {x-own: ${conf('Header')}}}\n  decode: {api_key: ${conf('Pool')}}\n`,
-    flags: { 'api-keys-file': at('keys.txt'), 'rpc-tokens-file': at('tokens.txt') },
+    flags: {
+      'api-keys-file': at('keys.txt'),
+      'rpc-tokens-file': at('tokens.txt'),
+      'otlp-endpoint': collector.url,
+    },
   });
 });
 afterAll(async () => {
   await baton?.[Symbol.asyncDispose]();
+  await collector?.[Symbol.asyncDispose]();
   rmSync(folder, { recursive: true });
 });
 
@@ -84,6 +92,15 @@ function ask(auth: string, more: object = {}) {
       ...more,
     }),
   }).then(async (reply) => ({ status: reply.status, text: await reply.text() }));
+}
+
+/** What the collector got, when it has the spans of as many requests as the log tells of. */
+async function traces(): Promise<string> {
+  const told = baton.log.filter(({ msg }) => msg === 'request').length;
+  const sent = () => collector.spans.filter(({ name }) => name === 'POST /v1/chat/completions').length;
+  await expect.poll(sent, { timeout: 15_000 }).toBeGreaterThanOrEqual(told);
+  expect(told).toBeGreaterThan(10);
+  return Buffer.concat([...collector.bodies]).toString('latin1');
 }
 
 /** Everything that baton has written, or tells to somebody else; by where. */
@@ -134,6 +151,7 @@ async function outputs(): Promise<Readonly<Record<string, string>>> {
       body: '{"model":"none","messages":[]}',
     }).then((reply) => reply.text()),
     pools: pool.out + pool.err,
+    traces: await traces(),
     explain: explained.seen.out + explained.seen.err,
     instances: show(await remote.poolRegistry.listInstances({})),
     stats: show(await remote.kvCacheStore.getStats({})),

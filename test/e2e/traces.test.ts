@@ -78,7 +78,8 @@ test('one request is one trace through facade, router, store and engines, and it
   const history = [{ role: 'user', content: `${PROMPT} `.repeat(30) }];
   const { text } = await turn(url, history);
   // The handle of the first turn is in the store when its report has come through.
-  await expect.poll(() => metricOf({ adminUrl: routerAdmin }, 'baton_decode_handles_total{fate="stored"}')).toBe(1);
+  const stored = () => metricOf({ adminUrl: routerAdmin }, 'baton_decode_handles_total{fate="stored"}');
+  await expect.poll(stored, { timeout: 20_000 }).toBe(1);
   const traceparent = `00-${TRACE_ID}-${CLIENT_SPAN}-01`;
   const messages = [...history, { role: 'assistant', content: text }, { role: 'user', content: 'And then?' }];
   const { plan } = await turn(url, messages, { traceparent, tracestate: 'vendor=1', 'x-request-id': 'second' });

@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { runRequests, slopeOf } from './leak-run.ts';
 
-test('50,000 requests, of which clients leave one in ten, leave nothing in memory', async () => {
+test('50,000 requests, of which clients leave one in ten, leave nothing in memory', { timeout: 900_000 }, async () => {
   await runRequests(50_000);
 });
 

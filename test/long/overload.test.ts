@@ -5,12 +5,16 @@ import { type Harness, startHarness } from '../support/harness.ts';
 import { memoryInUse } from '../support/heap.ts';
 import { type Answer, PlainClient } from '../support/plain-client.ts';
 
-const SEATS = 6;
-const WAITING = 6;
-/** Of each leg: long beside what a machine that is busy needs for a request, so that there is too little of engines alone. */
+const SEATS = 12;
+const WAITING = 12;
+/** Of each leg, and of a token: long beside what a machine that is busy needs, so that there is too little of engines alone. */
 const LEG_MS = 300;
+const TOKEN_MS = 25;
+/** Tokens of a usual reply; others have a few more or less, so that engines do not all become free at once. */
+const TOKENS = 16;
+const REQUEST_MS = 2 * LEG_MS + TOKEN_MS * TOKENS;
 /** The engines' own limit: so many requests a second. */
-const CAPACITY = (SEATS * 1000) / (2 * LEG_MS);
+const CAPACITY = (SEATS * 1000) / REQUEST_MS;
 
 let harness: Harness;
 const client = new PlainClient();
@@ -19,7 +23,7 @@ beforeAll(async () => {
   harness = await startHarness({
     prefill: 1,
     decode: 1,
-    engine: { fixedMs: LEG_MS, decodeMsPerToken: 0, eosEvery: 0 },
+    engine: { fixedMs: LEG_MS, decodeMsPerToken: TOKEN_MS, eosEvery: 0 },
     yaml: `limits: { decode: ${SEATS} }\nqueue: { max: ${WAITING} }\nlog: { level: error }`,
   });
   await harness.ready();
@@ -29,8 +33,9 @@ afterAll(async () => {
   await harness[Symbol.asyncDispose]();
 });
 
-function ask(tenant: string): Promise<Answer> {
-  const body = { model: 'sim-model', messages: [{ role: 'user', content: 'hi' }], max_tokens: 4, stream: true };
+function ask(tenant: string, tokens = TOKENS): Promise<Answer> {
+  const messages = [{ role: 'user', content: 'hi' }];
+  const body = { model: 'sim-model', messages, max_tokens: tokens, ignore_eos: true, stream: true };
   const headers = { authorization: `Bearer ${tenant}` };
   return client.post(`${harness.url}/v1/chat/completions`, JSON.stringify(body), { headers });
 }
@@ -54,7 +59,7 @@ async function flood(tenant: string, rate: number, signal: AbortSignal): Promise
   while (!signal.aborted) {
     const due = Math.floor(((performance.now() - beganAt) * rate) / 1000);
     while (asked.length < due) {
-      const answer = ask(tenant);
+      const answer = ask(tenant, TOKENS - 8 + ((asked.length * 7) % 17));
       asked.push(answer);
       void answer.then((ended) => {
         if (isServed(ended) && !signal.aborted && performance.now() - beganAt > FILL_MS) served += 1;
@@ -68,8 +73,8 @@ async function flood(tenant: string, rate: number, signal: AbortSignal): Promise
 }
 
 /** Before the first answers can have come. */
-const FILL_MS = 3 * LEG_MS;
-const PART_MS = 6000;
+const FILL_MS = 1.5 * REQUEST_MS;
+const PART_MS = 8000;
 
 test('at five times what the engines can do they do as much as ever, and the rest is told when to come again', async () => {
   let peak = 0;
@@ -93,7 +98,7 @@ test('at five times what the engines can do they do as much as ever, and the res
   );
   expect(overloaded).toBeGreaterThanOrEqual(0.9 * peak);
   expect(refused.length).toBeGreaterThan(answers.length / 2);
-  expect(new Set(refused.map(({ status }) => status))).toEqual(new Set([503]));
+  for (const { status } of refused) expect([429, 503]).toContain(status);
   for (const { retryAfter } of refused) expect(Number(retryAfter)).toBeGreaterThanOrEqual(1);
   const inFlight = 'baton_requests_in_flight{api="chat.completions"}';
   expect([await metricOf(harness, inFlight), await metricOf(harness, 'baton_queue_depth')]).toEqual([0, 0]);
@@ -107,7 +112,7 @@ const p99 = (times: readonly number[]) => times.toSorted((a, b) => a - b)[Math.c
 async function quietTenant(): Promise<readonly number[]> {
   const times: number[] = [];
   const one = async () => {
-    for (let turn = 0; turn < 6; turn += 1) {
+    for (let turn = 0; turn < 5; turn += 1) {
       const answer = await ask('quiet');
       expect(isServed(answer), answer.text).toBe(true);
       times.push(answer.tookMs);
@@ -125,8 +130,11 @@ test('what one tenant floods does not keep another waiting', async () => {
     const end = new AbortController();
     const flooding = flood('loud', 5 * CAPACITY, end.signal);
     await pause(FILL_MS);
-    beside.push(...(await quietTenant()));
-    end.abort();
+    try {
+      beside.push(...(await quietTenant()));
+    } finally {
+      end.abort();
+    }
     const { answers } = await flooding;
     expect(answers.some((answer) => !isServed(answer))).toBe(true);
   }

@@ -85,6 +85,7 @@ describe('alerts and dashboard', () => {
     const shown = new Set(dashboardQueries().flatMap((query) => selectorsOf(query).map(({ spec }) => spec.name)));
     const left = SERIES.map(({ name }) => name).filter((name) => name.startsWith('baton_') && !shown.has(name));
     expect(left).toEqual([
+      'baton_tenant_requests_total',
       'baton_plan_total',
       'baton_stream_bytes_total',
       'baton_pinned_kv_blocks',

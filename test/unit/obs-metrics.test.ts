@@ -1,5 +1,6 @@
 import { readFileSync } from 'node:fs';
 import { describe, expect, it } from 'vitest';
+import { credentialTenant } from '../../src/core/tenant.ts';
 import { LabelSet } from '../../src/obs/label-set.ts';
 import { Metrics, statusClass } from '../../src/obs/metrics.ts';
 import { SERIES } from '../../src/obs/series.ts';
@@ -9,7 +10,14 @@ async function linesOf(metrics: Metrics, name: string): Promise<string[]> {
   return text.split('\n').filter((line) => line.startsWith(`${name}{`) || line.startsWith(`${name} `));
 }
 
-const REQUEST = { api: 'chat.completions', model: 'm', mode: 'prefill_decode', status: 200, durationMs: 1500 };
+const REQUEST = {
+  api: 'chat.completions',
+  tenant: 'team-a',
+  model: 'm',
+  mode: 'prefill_decode',
+  status: 200,
+  durationMs: 1500,
+};
 
 describe('Metrics', () => {
   it('exposes every series of the table, and no other', async () => {
@@ -145,14 +153,23 @@ describe('Metrics', () => {
     ]);
   });
 
-  it('folds model names after a thousand, known as they may be', async () => {
+  it('folds model names after a thousand, known as they may be', () => {
     const metrics = new Metrics({ version: '0' });
     const names = Array.from({ length: 1200 }, (_, index) => `adapter-${index}`);
     metrics.setKnownModels(names);
-    for (const model of names) metrics.requestFinished({ ...REQUEST, model });
-    const lines = await linesOf(metrics, 'baton_requests_total');
+    const labels = names.map((model) => metrics.modelLabel(model));
+    expect(labels.slice(0, 1000)).toEqual(names.slice(0, 1000));
+    expect(new Set(labels.slice(1000))).toEqual(new Set(['other']));
+  });
+
+  it('folds tenants after a thousand, and those that have no name', async () => {
+    const metrics = new Metrics({ version: '0' });
+    for (let i = 0; i < 1200; i += 1) metrics.requestFinished({ ...REQUEST, tenant: `team-${i}` });
+    for (const tenant of ['anonymous', credentialTenant('ab'.repeat(32)), 'a"b\n'])
+      metrics.requestFinished({ ...REQUEST, tenant });
+    const lines = await linesOf(metrics, 'baton_tenant_requests_total');
     expect(lines).toHaveLength(1001);
-    expect(lines.at(-1)).toContain('model="other",mode="prefill_decode",status_class="2xx"} 200');
+    expect(lines.at(-1)).toBe('baton_tenant_requests_total{tenant="other",status_class="2xx"} 203');
   });
 
   it('shows what the store tells in the very scrape that asks it', async () => {
@@ -167,12 +184,17 @@ describe('Metrics', () => {
     const lag = async () => Number((await linesOf(metrics, 'nodejs_eventloop_lag_max_seconds'))[0]?.split(' ')[1]);
     expect(await lag()).toBe(0);
     using _watch = metrics.watchEventLoop();
-    await new Promise((next) => setTimeout(next, 50));
-    const until = performance.now() + 300;
-    while (performance.now() < until);
-    await new Promise((next) => setTimeout(next, 50));
+    let seen = 0;
+    // A pause before the first of Node's timers is not seen, and on a busy machine that comes late.
+    for (let attempt = 0; attempt < 5 && seen < 0.2; attempt += 1) {
+      await new Promise((next) => setTimeout(next, 50));
+      const until = performance.now() + 300;
+      while (performance.now() < until);
+      await new Promise((next) => setTimeout(next, 50));
+      seen = await lag();
+    }
     // The timer that fell into the pause was due at most one interval after its beginning.
-    expect(await lag()).toBeGreaterThan(0.2);
+    expect(seen).toBeGreaterThan(0.2);
   });
 
   it('keeps the series of two instances in one process apart', async () => {
