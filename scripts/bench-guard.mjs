@@ -13,7 +13,12 @@ const PHASES = ['plan', 'tokenize', 'prefill', 'hand_over'];
 await using harness = await startHarness({
   prefill: 1,
   decode: 1,
-  engine: { bidirectional: true, eosEvery: 0, maxModelLen: 2 * tokens, numBlocks: Math.ceil((3 * (turns + WARM_UP) * tokens) / 16) },
+  engine: {
+    bidirectional: true,
+    eosEvery: 0,
+    maxModelLen: 2 * tokens,
+    numBlocks: Math.ceil((3 * (turns + WARM_UP) * tokens) / 16),
+  },
   yaml: 'pools: {prefill: {bidirectional: on}}\nreuse: {autolink: false, pin_watermark: 0}\nlog: {level: warn}\n',
 });
 await harness.ready();
@@ -73,16 +78,24 @@ const quantile = (values, q) =>
   values.toSorted((a, b) => a - b)[Math.min(values.length - 1, Math.floor(values.length * q))];
 const cell = (list, column) => {
   const values = list.map((row) => row[column]);
-  return `${quantile(values, 0.5).toFixed(2)} (${quantile(values, 0.9).toFixed(2)})`;
+  return [0, 0.5, 0.9].map((q) => quantile(values, q).toFixed(2)).join(' / ');
 };
-console.log(`${machine}; ${turns} turns with ${tokens} tokens of history; milliseconds: median (90 %)\n`);
+console.log(`${machine}; ${turns} turns with ${tokens} tokens of history; milliseconds: least / median / 90 %\n`);
 console.log('| what | without a handle | with one |');
 console.log('|---|---:|---:|');
 for (const [column, phase] of PHASES.entries()) {
   console.log(`| phase \`${phase}\` | ${cell(rows.cold, column)} | ${cell(rows.hit, column)} |`);
 }
 console.log(`| the engine's own \`/tokenize\`, asked by the client | | ${cell(rows.own, 0)} |`);
-const added = rows.hit.map((row, i) => [row[0] + row[1] - rows.cold[i][0]]);
-const guard = rows.hit.map((row, i) => [row[0] - rows.cold[i][0]]);
-console.log(`| added before the prefill leg: question and guard | | ${cell(added, 0)} |`);
-console.log(`| of it the plan and the guard alone | | ${cell(guard, 0)} |`);
+const parts = [0, 0.5, 0.9].map((q) => {
+  const [plan, tokenize, before] = [rows.hit, rows.hit, rows.cold].map((list, i) =>
+    quantile(
+      list.map((row) => row[i % 2]),
+      q,
+    ),
+  );
+  return { question: plan + tokenize - before, guard: plan - before };
+});
+const sums = (key) => parts.map((part) => part[key].toFixed(2)).join(' / ');
+console.log(`| added before the prefill leg: question and guard | | ${sums('question')} |`);
+console.log(`| of it the plan and the guard alone | | ${sums('guard')} |`);
