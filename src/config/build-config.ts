@@ -238,9 +238,9 @@ function readTenant({ file, locate }: BuildInput, sink: Sink): Config['tenant'] 
   }
   if (header !== undefined && trustedProxies.length === 0) {
     const where = locate(['tenant', 'header']);
-    sink.problems.push({
+    sink.warnings.push({
       where,
-      message: 'needs tenant.trusted_proxies (--trusted-proxy): nobody else may name tenants',
+      message: 'has no effect without tenant.trusted_proxies (--trusted-proxy): nobody else may name tenants',
     });
   }
   return { ...(header === undefined ? {} : { header }), trustedProxies, limits, ownLimits };

@@ -50,7 +50,7 @@ function leavesOf(value: unknown, path: readonly string[] = []): Map<string, unk
 const nameOf = (path: string) =>
   path
     .replaceAll(/ \d+(?= |$)/g, '[]')
-    .replace(/^(lmcache (?:receivers|notices)) [^ ]+/, '$1 *')
+    .replace(/^(lmcache (?:receivers|notices)|tenant ownLimits) [^ ]+/, '$1 *')
     .replaceAll(' ', '.');
 
 /** The settings, with a note of each of their members that somebody reads, unless to compare settings with settings. */
@@ -108,13 +108,14 @@ test('every live key is read when it is used, after the settings have changed', 
   const all = new Set<string>();
   const [p, p2, d, d2] = await Promise.all([engine('prefill'), engine('prefill'), engine('decode'), engine('decode')]);
   const instances = [p, p2, d, d2].map(({ url, role }) => ({ url, role }));
-  const nixl = await setUp(yamlOf({ instances }, () => false));
+  const tenant = { own_limits: [{ name: 'team-b' }] };
+  const nixl = await setUp(yamlOf({ instances, tenant }, () => false));
   const api = stack.use(await FakeKubeApi.start('engines'));
   const files = { kubeconfig: join(nixl.folder, 'kubeconfig'), pool: join(nixl.folder, 'pool.yaml') };
   writeFileSync(files.kubeconfig, api.kubeconfig);
   writeFileSync(files.pool, 'instances: [{url: "http://127.0.0.1:9004", role: both}]\n');
   api.put('p', { labels: { app: 'llm', part: 'prefill' }, addresses: ['127.0.0.1'] });
-  const changed = yamlOf({ instances }, (path) => !ONLY_LOOKED_UP.test(path))
+  const changed = yamlOf({ instances, tenant }, (path) => !ONLY_LOOKED_UP.test(path))
     .replace('kubeconfig: kubeconfig', `kubeconfig: ${files.kubeconfig}`)
     .replace('file: pool.yaml', `file: ${files.pool}`);
   nixl.change(changed);
@@ -159,7 +160,9 @@ test('every live key is read when it is used, after the settings have changed', 
   for (const name of lmcache.seen) all.add(name);
 
   const unread = LIVE.flatMap((path) => {
-    const from = path.includes('lmcache') ? base : { instances, discovery: { kubernetes: { selector: 'app=other' } } };
+    const from = path.includes('lmcache')
+      ? base
+      : { instances, tenant, discovery: { kubernetes: { selector: 'app=other' } } };
     const [before, after] = [
       leavesOf(read(yamlOf(from, () => false)).config),
       leavesOf(read(yamlOf(from, (one) => one === path)).config),

@@ -18,26 +18,24 @@ const BATCH = 200;
 async function crowd(port: number, count: number, conduct: Conduct): Promise<Hostile> {
   const sockets = new Set<Socket>();
   let over = false;
-  const come = async () => {
+  const comeOnce = async () => {
     const socket = connect(port, '127.0.0.1');
+    const closed = new Promise<void>((resolve) => socket.once('close', () => resolve()));
     socket.on('error', () => undefined);
     await once(socket, 'connect').catch(() => undefined);
-    sockets.add(socket);
-    const closed = new Promise<void>((resolve) => socket.once('close', () => resolve()));
-    const done = Promise.race([conduct(socket, () => over || socket.destroyed), closed]).then(() => closed);
-    void done.then(() => sockets.delete(socket));
-    return done;
+    if (over) socket.destroy();
+    else sockets.add(socket);
+    await Promise.race([conduct(socket, () => over || socket.destroyed), closed]);
+    await closed;
+    sockets.delete(socket);
   };
-  const stay = async (first: Promise<void>) => {
-    for (let stay = first; ; stay = come().then((done) => done)) {
-      await stay;
-      if (over) return;
-    }
+  const live = async () => {
+    while (!over) await comeOnce();
   };
   const lives: Promise<void>[] = [];
   for (let begun = 0; begun < count; begun += BATCH) {
     const size = Math.min(BATCH, count - begun);
-    lives.push(...Array.from({ length: size }, () => stay(come())));
+    lives.push(...Array.from({ length: size }, live));
     while (!over && sockets.size < begun + size * 0.9) await setTimeout(5);
   }
   return {

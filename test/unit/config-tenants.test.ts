@@ -38,9 +38,6 @@ describe('tenants in the settings', () => {
   });
 
   test('mistakes name their line', () => {
-    expect(problems('tenant:\n  header: x-tenant\n')).toEqual([
-      expect.stringContaining('needs tenant.trusted_proxies'),
-    ]);
     expect(problems('tenant:\n  trusted_proxies: [10.0.0.0/40]\n')).toEqual([
       expect.stringMatching(/^baton\.yaml:2:\d+: .*expected an address or a network/),
     ]);
@@ -50,6 +47,15 @@ describe('tenants in the settings', () => {
     expect(problems('tenant: {own_limits: [{name: anonymous}]}')).toEqual([
       expect.stringContaining('expected the name of a tenant'),
     ]);
+  });
+
+  test('a header that nobody may send is warned about', () => {
+    expect(load('tenant:\n  header: x-tenant\n')).toMatchObject({
+      kind: 'ok',
+      warnings: [
+        { where: 'baton.yaml:2:3', message: expect.stringContaining('no effect without tenant.trusted_proxies') },
+      ],
+    });
   });
 
   test('limits that a client escapes with another credential are warned about', () => {
