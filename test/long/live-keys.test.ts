@@ -67,7 +67,7 @@ function noted<T extends object>(value: T, seen: Set<string>, path: readonly str
 }
 
 async function engine(role: 'prefill' | 'decode', options: SimOptions = {}): Promise<Sim> {
-  const sim = await startSim({ bidirectional: true, ...options, role });
+  const sim = await startSim({ bidirectional: true, dataParallel: 2, ...options, role });
   stack.defer(() => sim.close());
   return sim;
 }
@@ -122,7 +122,8 @@ test('every live key is read when it is used, after the settings have changed', 
   // A conversation that reuses KV, more requests than may run, and an engine that fails and then is gone.
   for (const turn of [1, 2]) {
     const messages = [...CHAT.messages, ...(turn === 1 ? [] : [{ role: 'assistant', content: 'x' }, ...CHAT.messages])];
-    expect((await nixl.ask({ messages }, { 'x-other-id': 'c' })).status).toBe(200);
+    const reply = await nixl.ask({ messages }, { 'x-other-id': 'c' });
+    expect(reply.status, reply.text).toBe(200);
   }
   const crowd = await Promise.all([nixl.ask({ stream: true }), nixl.ask(), nixl.ask()]);
   expect(crowd.map(({ status }) => status)).toEqual([200, 200, 200]);
@@ -143,7 +144,7 @@ test('every live key is read when it is used, after the settings have changed', 
   for (const name of nixl.seen) all.add(name);
 
   const port = await freePort();
-  const own = { connector: 'lmcache', noticeEndpoint: `tcp://127.0.0.1:${port}` } as const;
+  const own = { connector: 'lmcache', noticeEndpoint: `tcp://127.0.0.1:${port}`, dataParallel: 1 } as const;
   const [lp, ld] = await Promise.all([engine('prefill', own), engine('decode', own)]);
   const { init, alloc } = ld.receiverPorts;
   const base = {

@@ -66,6 +66,7 @@ export const OTHER: Values = {
   'discovery.kubernetes.scheme': 'https',
   'discovery.kubernetes.kubeconfig': 'kubeconfig',
   engine_auth: 'strip',
+  'kv.forward_token_ids': false,
   'kv.remote_host': 'keep',
   'kv.lease_margin': '9s',
   'disagg.local_tail_tokens': 1,
