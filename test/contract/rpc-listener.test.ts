@@ -203,7 +203,8 @@ describe('first bytes', () => {
           },
         },
       },
-      50,
+      // Long enough for the head of the busy one on a busy machine.
+      500,
     );
     const call = started.client({ httpVersion: '1.1' }).router.planRoute({});
     await started1.promise;
