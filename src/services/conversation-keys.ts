@@ -15,10 +15,18 @@ export function mayBeFirst(facts: RequestFacts): boolean {
   return facts.derivedConversation && !facts.continues;
 }
 
+/** What engines serve a request with that names no model: the first of theirs, which is equal in a compat group. */
+const UNNAMED_MODEL = 'baton.unnamed';
+
+/** The model under which KV is kept and proven. */
+export function keyModel(model: string): string {
+  return model === '' ? UNNAMED_MODEL : model;
+}
+
 /** The key of a conversation in the store; `adapter` is {@link adapterOf} these facts. */
 export function entryKeyOf(facts: RequestFacts, adapter: string, conversationId: string): EntryKey {
   const { tenant, model, cacheSalt } = facts;
-  return create(EntryKeySchema, { tenant, model, adapter, cacheSalt, conversationId });
+  return create(EntryKeySchema, { tenant, model: keyModel(model), adapter, cacheSalt, conversationId });
 }
 
 /** Root of the adapter that the model is; empty for a base model. */

@@ -16,6 +16,7 @@ import type { Lease } from '../core/lease.ts';
 import type { MuteSpec } from '../core/reply.ts';
 import type { LegRequest } from '../engine/client.ts';
 import type { Span } from '../obs/tracer.ts';
+import { keyModel } from './conversation-keys.ts';
 import type { DecodeLegOptions, DecodeResult } from './decode-leg.ts';
 import { toDuration } from './durations.ts';
 import type { GenerateRequest, HandOverDeps, HandOverReport } from './hand-over.ts';
@@ -305,7 +306,7 @@ export class LegBook {
       (usage.promptTokens !== promptTokenIds.length || usage.completionTokens !== tokenIds.length);
     if (miscounted) return undefined;
     const { facts } = this.#request;
-    const seed = { model: facts.model, adapter: this.plan.adapter, cacheSalt: facts.cacheSalt };
+    const seed = { model: keyModel(facts.model), adapter: this.plan.adapter, cacheSalt: facts.cacheSalt };
     return this.#deps.chainOf([...promptTokenIds, ...tokenIds], seed);
   }
 }

@@ -25,7 +25,7 @@ import { PROVEN_VERSIONS } from '../core/prompt-members.ts';
 import { type RemoteHostRule, usableRemoteHost } from '../core/remote-host.ts';
 import type { Admission, BidirectionalTrials } from './bidirectional-trials.ts';
 import type { CachedPrefixes } from './cached-prefixes.ts';
-import { adapterOf, entryKeyOf, lookupIds, mayBeFirst } from './conversation-keys.ts';
+import { adapterOf, entryKeyOf, keyModel, lookupIds, mayBeFirst } from './conversation-keys.ts';
 import type { ConversationMemory } from './conversation-memory.ts';
 import { toDuration } from './durations.ts';
 import type { HandleClaims } from './handle-claims.ts';
@@ -150,7 +150,8 @@ export class ReusePlanner {
   async #planUnderAll(request: ReuseRequest): Promise<ReuseStep> {
     const { facts, prompt } = request;
     const adapter = adapterOf(this.#view.snapshot(), facts);
-    const proof = lazily(() => promptOfIds(prompt?.tokenIds ?? [], { ...facts, adapter }, sha256));
+    const seed = { ...facts, model: keyModel(facts.model), adapter };
+    const proof = lazily(() => promptOfIds(prompt?.tokenIds ?? [], seed, sha256));
     let useless: Cold | undefined;
     let absent: ReuseOutcome = ReuseOutcome.MISS_NEVER;
     for (const conversationId of lookupIds(facts)) {

@@ -57,6 +57,14 @@ describe.each([false, true])('chat, stream %s', (stream) => {
     }
   });
 
+  test('a request may name no model', async () => {
+    const messages = [said('user', long('relays'))];
+    const extra = { conversation_id: id('unnamed'), stream, model: undefined };
+    const first = await turn(messages, extra);
+    messages.push(said('assistant', first.text), said('user', 'and then?'));
+    expect((await turn(messages, extra)).plan).toMatchObject({ mode: 'prefill_decode_reuse', outcome: 'hit' });
+  });
+
   test('an edited history reads only what is proven equal', async () => {
     const extra = { conversation_id: id('edit'), stream };
     const messages = [said('system', long('rules')), said('user', long('relay'))];
