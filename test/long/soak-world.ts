@@ -247,8 +247,9 @@ export class SoakWorld implements AsyncDisposable {
     if (isRude) await wait(START_MS);
     await sim.restart(template);
     await until(async () => ((await this.#isKnown(instanceId, generation)) ? true : undefined), 20_000);
+    // Killed by the operator, it is not drained, unless by the guard before.
     const { state } = await this.#instance(instanceId);
-    if (state === InstanceState.DRAINING) await poolRegistry.resumeInstance({ instanceId });
+    if (!isRude || state === InstanceState.DRAINING) await poolRegistry.resumeInstance({ instanceId });
     const isReady = async () => (await this.#instance(instanceId)).state === InstanceState.READY || undefined;
     if ((await until(isReady, 60_000)) === undefined) throw new Error(`${instanceId} does not get ready`);
     this.#lastOutage = performance.now();
