@@ -1,7 +1,5 @@
+import { isLongName, MAX_NAME_BYTES } from './body-limits.ts';
 import { decodeString, findMember, type Member, type ScannedObject, scanObject } from './json-scan.ts';
-
-/** Largest conversation id in bytes of UTF-8, the limit of the Router contract. */
-export const MAX_CONVERSATION_ID = 512;
 
 /** The conversation a client names; `invalid` only for baton's own member `conversation_id`. */
 export type Identity =
@@ -49,8 +47,8 @@ function readOwn(body: Uint8Array, member: Member | undefined): Identity {
   if (member.type !== 'string') return { kind: 'invalid', message: '`conversation_id` must be a string.' };
   const id = decodeString(body, member);
   if (id === '') return { kind: 'none' };
-  if (isTooLong(id)) {
-    return { kind: 'invalid', message: `\`conversation_id\` must be at most ${MAX_CONVERSATION_ID} bytes long.` };
+  if (isLongName(id)) {
+    return { kind: 'invalid', message: `\`conversation_id\` must be at most ${MAX_NAME_BYTES} bytes long.` };
   }
   if (!isUsable(id)) {
     return { kind: 'invalid', message: '`conversation_id` must not hold control characters or half characters.' };
@@ -67,13 +65,7 @@ function memberIn(body: Uint8Array, object: Member, key: string): Member | undef
 const UNUSABLE = /\p{Cc}|\p{Cs}/u;
 
 function isUsable(id: string): boolean {
-  return id !== '' && !isTooLong(id) && !UNUSABLE.test(id);
-}
-
-const ENCODER = new TextEncoder();
-
-function isTooLong(id: string): boolean {
-  return id.length > MAX_CONVERSATION_ID || ENCODER.encode(id).length > MAX_CONVERSATION_ID;
+  return id !== '' && !isLongName(id) && !UNUSABLE.test(id);
 }
 
 /** Node gives each byte of a header as one character; the same id in header and body must be the same text. */

@@ -39,11 +39,28 @@ export interface ScannedObject {
   readonly members: readonly Member[];
 }
 
-/** What `scanObject` found: an object, another valid JSON value, or the offset of the first byte that is no JSON. */
+/**
+ * What `scanObject` found: an object, another valid JSON value, the offset of the first byte that is no JSON, or the first
+ * member that is over a limit, behind which nothing was read.
+ */
 export type ObjectScan =
   | ScannedObject
   | { readonly kind: 'not-object'; readonly type: JsonType }
-  | { readonly kind: 'invalid'; readonly offset: number; readonly message: string };
+  | { readonly kind: 'invalid'; readonly offset: number; readonly message: string }
+  | { readonly kind: 'over-limit'; readonly key: string; readonly message: string };
+
+/** What a scanned object may have itself; objects within it are not counted. */
+interface ScanLimits {
+  /** Most members, duplicates included. */
+  readonly members: number;
+  /** Longest key as it is written, in bytes. */
+  readonly nameBytes: number;
+}
+
+const UNLIMITED: ScanLimits = { members: Infinity, nameBytes: Infinity };
+
+/** Bytes of a key that are told. */
+const TOLD_BYTES = 64;
 
 /** Changes to an object's members; values are complete JSON texts, a key in both `set` and `drop` is set. */
 export interface Edits {
@@ -241,11 +258,21 @@ function invalidAt(bytes: Uint8Array, offset: number, end: number): ObjectScan {
   return { kind: 'invalid', offset, message: `${message} at offset ${offset}` };
 }
 
+function overLimit(count: number, nameBytes: number, limits: ScanLimits): string | undefined {
+  if (count > limits.members) return `more than ${limits.members} members`;
+  return nameBytes > limits.nameBytes ? `a member whose name is longer than ${limits.nameBytes} bytes` : undefined;
+}
+
+/** The beginning of a key as it is written. */
+function toldKey(bytes: Uint8Array, keyStart: number, keyEnd: number): string {
+  return decoder.decode(bytes.subarray(keyStart + 1, Math.min(keyEnd - 1, keyStart + 1 + TOLD_BYTES)));
+}
+
 /**
  * Validates the range [start, end) as exactly one RFC 8259 value with optional white space around it and lists the
- * members of an object; defaults to all bytes, an empty or blank range is invalid with the message "empty".
+ * members of an object; defaults to all bytes and no limits, an empty or blank range is invalid with the message "empty".
  */
-export function scanObject(bytes: Uint8Array, start = 0, end = bytes.length): ObjectScan {
+export function scanObject(bytes: Uint8Array, start = 0, end = bytes.length, limits = UNLIMITED): ObjectScan {
   const limit = Math.min(end, bytes.length);
   const open = skipSpace(bytes, start, limit);
   if (open >= limit) return { kind: 'invalid', offset: limit, message: 'empty' };
@@ -265,6 +292,8 @@ export function scanObject(bytes: Uint8Array, start = 0, end = bytes.length): Ob
       if (i >= limit || bytes[i] !== QUOTE) return invalidAt(bytes, i, limit);
       const keyEnd = skipString(bytes, i + 1, limit);
       if (keyEnd < 0) return invalidAt(bytes, ~keyEnd, limit);
+      const fault = overLimit(members.length + 1, keyEnd - keyStart - 2, limits);
+      if (fault !== undefined) return { kind: 'over-limit', key: toldKey(bytes, keyStart, keyEnd), message: fault };
       const valueStart = skipColon(bytes, keyEnd, limit);
       if (valueStart < 0) return invalidAt(bytes, ~valueStart, limit);
       const valueEnd = skipValue(bytes, valueStart, limit);

@@ -94,8 +94,11 @@ export function unprovenMembers(api: Api, body: Uint8Array, scan: ScannedObject)
   const unproven = new Set<string>();
   for (const { key, type, valueStart, valueEnd } of scan.members) {
     if (type === 'null' || HARMLESS.has(key) || HONOURED[api].has(key)) continue;
-    const text = valueEnd - valueStart > 16 ? '' : ascii(body.subarray(valueStart, valueEnd));
-    if (NEUTRAL.get(key) !== text) unproven.add(key);
+    const neutral = NEUTRAL.get(key);
+    const length = valueEnd - valueStart;
+    // A member without a neutral value is not decoded.
+    if (neutral?.length === length && neutral === ascii(body.subarray(valueStart, valueEnd))) continue;
+    unproven.add(key);
   }
   if (api === 'chat.completions' && !hasOnlyText(body, scan)) unproven.add('messages');
   return [...unproven];
@@ -111,6 +114,16 @@ export function isInTokens(unproven: readonly string[]): boolean {
 
 /** With any of these unproven, engines render the prompt themselves whatever ids they are given, or cannot take them. */
 const RENDERED: ReadonlySet<string> = new Set(['messages', 'echo', 'suffix', 'prompt_embeds']);
+
+/** Names that are told besides those, and characters of each. */
+const TOLD_NAMES = 8;
+const TOLD_CHARACTERS = 64;
+
+/** What the router is told of these: it asks whether there are any, and for the names of what is rendered. */
+export function toldMembers(unproven: readonly string[]): string[] {
+  const others = unproven.filter((key) => !RENDERED.has(key)).slice(0, TOLD_NAMES);
+  return [...others.map((key) => key.slice(0, TOLD_CHARACTERS)), ...unproven.filter((key) => RENDERED.has(key))];
+}
 
 /** Whether a reply stays the same when token ids are asked for: with them an engine leaves out the text it was to echo. */
 export function mayAskForTokenIds(api: Api, unproven: readonly string[]): boolean {

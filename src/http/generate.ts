@@ -2,10 +2,11 @@ import { isUtf8 } from 'node:buffer';
 import { createHash, randomUUID } from 'node:crypto';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { LegEnding } from '../../gen/baton/v1/router_pb.ts';
+import { findBodyFault, scanBody } from '../core/body-limits.ts';
 import { BatonError, isErrorReason } from '../core/errors.ts';
 import { type Api, type BodyFacts, readFacts } from '../core/facts.ts';
 import { readIdentity } from '../core/identity.ts';
-import { type ObjectScan, scanObject } from '../core/json-scan.ts';
+import type { ObjectScan } from '../core/json-scan.ts';
 import { type LinkRules, linkTurn } from '../core/link.ts';
 import { prefixMarks } from '../core/prefix-marks.ts';
 import { unprovenMembers } from '../core/prompt-members.ts';
@@ -140,7 +141,10 @@ function readBody(deps: GenerateDeps, api: Api, request: FastifyRequest): Parsed
   const body = request.body instanceof Uint8Array ? request.body : new Uint8Array();
   if (body.byteLength === 0)
     throw new BatonError({ reason: 'BODY_EMPTY', message: 'The body is empty; send a JSON object.' });
-  const scan = scanObject(body);
+  const scan = scanBody(body);
+  if (scan.kind === 'over-limit') {
+    throw new BatonError({ reason: 'INVALID_ARGUMENT', message: `The body has ${scan.message}.`, param: scan.key });
+  }
   if (scan.kind === 'invalid' || !isUtf8(body)) {
     const where = scan.kind === 'invalid' ? scan.message : 'not UTF-8';
     throw new BatonError({ reason: 'BODY_INVALID_JSON', message: `The body is no valid JSON: ${where}.` });
@@ -148,6 +152,8 @@ function readBody(deps: GenerateDeps, api: Api, request: FastifyRequest): Parsed
   if (scan.kind === 'not-object') {
     throw new BatonError({ reason: 'BODY_NOT_OBJECT', message: `The body must be a JSON object, not ${scan.type}.` });
   }
+  const fault = findBodyFault(body, scan);
+  if (fault !== undefined) throw new BatonError({ reason: 'INVALID_ARGUMENT', ...fault });
   const identity = readIdentity(deps.identityHeaders, request.headers, body, scan);
   if (identity.kind === 'invalid') {
     throw new BatonError({ reason: 'INVALID_ARGUMENT', message: identity.message, param: 'conversation_id' });

@@ -3,13 +3,14 @@ import { create } from '@bufbuild/protobuf';
 import { AsyncDisposableStack } from '@whatwg-node/disposablestack';
 import { type ExplainRouteResponse, RequestFactsSchema } from '../../gen/baton/v1/router_pb.ts';
 import type { Config } from '../config/config.ts';
+import { findBodyFault, scanBody } from '../core/body-limits.ts';
 import { BatonError } from '../core/errors.ts';
 import { type Api, readFacts } from '../core/facts.ts';
 import { readIdentity } from '../core/identity.ts';
-import { findMember, type ScannedObject, scanObject } from '../core/json-scan.ts';
+import { findMember, type ScannedObject } from '../core/json-scan.ts';
 import { type LinkRules, linkTurn } from '../core/link.ts';
 import { prefixMarks } from '../core/prefix-marks.ts';
-import { unprovenMembers } from '../core/prompt-members.ts';
+import { toldMembers, unprovenMembers } from '../core/prompt-members.ts';
 import type { Logger } from '../obs/log.ts';
 import { whyNoConnection } from '../rpc/connection-words.ts';
 import { batonErrorFrom } from '../rpc/errors.ts';
@@ -54,13 +55,16 @@ type Read =
 
 function readRequest(config: Config, request: ExplainedRequest): Read {
   const { body, conversation } = request;
-  const scan = scanObject(body);
+  const scan = scanBody(body);
   if (scan.kind === 'invalid') return { kind: 'bad', message: `is no valid JSON: ${scan.message}` };
+  if (scan.kind === 'over-limit') return { kind: 'bad', message: `has ${scan.message}` };
   if (scan.kind === 'not-object') return { kind: 'bad', message: `must hold a JSON object, not ${scan.type}` };
   const api = apiOf(scan);
   if (api === undefined) {
     return { kind: 'bad', message: 'has neither "messages" (a chat) nor "prompt" (a completion)' };
   }
+  const fault = findBodyFault(body, scan);
+  if (fault !== undefined) return { kind: 'bad', message: `cannot be planned: ${fault.message}` };
   const identity = readIdentity(config.identity.headers, {}, body, scan);
   if (identity.kind === 'invalid') return { kind: 'bad', message: identity.message };
   const named = identity.kind === 'named' ? identity.conversationId : '';
@@ -88,7 +92,7 @@ function factsOf(rules: LinkRules, { body, tenant }: ExplainedRequest, scan: Sca
     bodyBytes: body.byteLength,
     localReasons: [...localReasons],
     continues,
-    unprovenMembers: link.conversationId === '' ? [] : [...unprovenMembers(api, body, scan)],
+    unprovenMembers: link.conversationId === '' ? [] : toldMembers(unprovenMembers(api, body, scan)),
     prefix: [...prefixMarks(api, body, scan, () => createHash('sha256'))],
   });
 }

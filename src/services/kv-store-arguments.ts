@@ -11,6 +11,7 @@ import type {
 } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import type { KvTransferParams } from '../../gen/baton/v1/kv_transfer_pb.ts';
 import type { TokenChain } from '../../gen/baton/v1/tokens_pb.ts';
+import { MAX_NAME_BYTES } from '../core/body-limits.ts';
 import {
   type ChainSeed,
   encodeTokenIds,
@@ -40,7 +41,6 @@ export interface StoreCaller {
   readonly isOperator: boolean;
 }
 
-const MAX_NAME_BYTES = 512;
 const MAX_ADAPTER_BYTES = 4096;
 const MAX_RAW_BLOCKS = 64;
 const MAX_TTL_MS = 24 * 3_600_000;

@@ -1,5 +1,6 @@
 import { create } from '@bufbuild/protobuf';
 import { type RequestFacts, RequestFactsSchema } from '../../gen/baton/v1/router_pb.ts';
+import { toldMembers } from '../core/prompt-members.ts';
 import { isConvertible } from '../core/whole-stream.ts';
 import type { GenerateRequest } from './hand-over.ts';
 
@@ -21,7 +22,7 @@ export function routeFacts(request: GenerateRequest, streamsOnly: ReadonlySet<st
     localReasons: [...facts.localReasons],
     continues: facts.continues,
     lookupConversationIds: [...link.lookups],
-    unprovenMembers: [...request.unprovenMembers],
+    unprovenMembers: toldMembers(request.unprovenMembers),
     prefix: [...(request.prefix ?? [])],
   });
 }

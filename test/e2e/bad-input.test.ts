@@ -148,9 +148,32 @@ describe('members that only baton may set', () => {
   });
 });
 
+describe('members that are too many or too long', () => {
+  const long = (size: number) => 'x'.repeat(size);
+  test.each([
+    ['a thousand and one', `${'"a":1,'.repeat(1000)}"last":1`, 'last', 'more than 1000 members'],
+    ['a long name', `"${long(1025)}":1`, long(64), 'longer than 1024 bytes'],
+    ['a long model', `"model":"${long(513)}"`, 'model', '`model` must be at most 512 bytes'],
+    ['a long salt', `"cache_salt":"${long(513)}"`, 'cache_salt', '`cache_salt` must be at most 512 bytes'],
+    ['a long conversation', `"conversation_id":"${long(513)}"`, 'conversation_id', 'must be at most 512 bytes'],
+    ['half a character', '"cache_salt":"\\ud800"', 'cache_salt', 'half characters'],
+  ])('are refused with 400: %s', async (_name, members, param, message) => {
+    const { status, error } = await post(`{${members}}`);
+    expect(status).toBe(400);
+    expect(error).toMatchObject({ code: 'invalid_argument', type: 'invalid_request_error', param });
+    expect(error['message']).toContain(message);
+    expect(engineCalls()).toBe(0);
+  });
+
+  test("are taken where they are an engine's to judge", async () => {
+    const body = `{"session_id":"${long(600)}","user":"${long(5000)}","messages":[{${'"a":1,'.repeat(2000)}"b":1}]}`;
+    expect((await fetch(stubbed.url + CHAT, { method: 'POST', body })).status).toBe(200);
+  });
+});
+
 describe('who and what', () => {
   test('an unknown model is 404 as at OpenAI', async () => {
-    const { status, error } = await post(`{"model":"${SECRET}${'x'.repeat(5000)}"}`);
+    const { status, error } = await post(`{"model":"${SECRET}${'x'.repeat(400)}"}`);
     expect(status).toBe(404);
     expect(error).toMatchObject({ code: 'model_not_found', param: 'model', type: 'invalid_request_error' });
     expect(String(error['message']).length).toBeLessThan(300);

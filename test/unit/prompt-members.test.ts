@@ -1,6 +1,12 @@
 import { describe, expect, test } from 'vitest';
 import { scanObject } from '../../src/core/json-scan.ts';
-import { isInTokens, PROVEN_VERSIONS, tokenizeDrops, unprovenMembers } from '../../src/core/prompt-members.ts';
+import {
+  isInTokens,
+  PROVEN_VERSIONS,
+  tokenizeDrops,
+  toldMembers,
+  unprovenMembers,
+} from '../../src/core/prompt-members.ts';
 
 type Api = 'chat.completions' | 'completions';
 
@@ -151,4 +157,13 @@ test.each([
   ['10.32.0', false],
 ])('the lists are proven for version %s: %s', (version, proven) => {
   expect(PROVEN_VERSIONS.test(version)).toBe(proven);
+});
+
+test('the router is told a few of the names, cut, and never without those that it asks for', () => {
+  const names = Array.from({ length: 50 }, (_, index) => `${index}${'k'.repeat(1000)}`);
+  const told = toldMembers([...names, 'echo', 'messages']);
+  expect(told.length).toBe(10);
+  expect(told.every((name) => name.length <= 64)).toBe(true);
+  expect(told.slice(-2)).toEqual(['echo', 'messages']);
+  expect(toldMembers([])).toEqual([]);
 });
