@@ -195,6 +195,8 @@ function addAuthentication(app: FastifyInstance, { life, metrics }: FacadeDeps):
     const result = await service.authenticate(request.headers);
     if (result.kind === 'refused') return result.error;
     request.tenant = named ?? result.tenant;
+    // Whoever has gone meanwhile would never give back what it takes.
+    if (reply.raw.destroyed) return undefined;
     if (!Object.hasOwn(GENERATE_ROUTES, request.routeOptions.url ?? '')) return undefined;
     const admission = service.tenantLimits.admit(request.tenant);
     if (admission instanceof BatonError) return admission;
@@ -204,6 +206,7 @@ function addAuthentication(app: FastifyInstance, { life, metrics }: FacadeDeps):
   };
   app.addHook('onRequest', async (request, reply) => {
     const refused = await admit(request, reply);
+    if (reply.raw.destroyed) return void reply.hijack();
     if (refused === undefined) return;
     metrics.failed(refused.reason);
     return refuseEarly(refused, reply);

@@ -137,7 +137,14 @@ export class Players {
     const url = plain.url + ask.path;
     const reply = await send(url, { ...ask.body, return_token_ids: true }, {}, undefined);
     if (reply.kind !== 'reply') throw new Error('the plain engine gave no reply');
-    const substance = reply.status === 200 ? readSubstance(reply.text, ask.stream) : undefined;
+    const told = reply.status === 200 ? readSubstance(reply.text, ask.stream) : undefined;
+    // An engine that is asked for ids leaves out the text that it was to echo.
+    const echoes = told !== undefined && ask.body['echo'] === true && ask.body['return_token_ids'] !== true;
+    const echo = echoes ? await send(url, ask.body, {}, undefined) : undefined;
+    const substance =
+      told !== undefined && echo?.kind === 'reply'
+        ? { ...told, same: readSubstance(echo.text, ask.stream).same }
+        : told;
     const prompt = substance?.promptIds ?? (await tokensOf(plain.url, ask));
     const facts = {
       isLocal: ask.isLocal,
@@ -350,8 +357,8 @@ export class Players {
     const isAborted =
       right.substance?.endedByText === true && !isFull(turn, this.#world.options.engine) && !endsAtToken(turn);
     const gives = handedOver && !isAborted && (!ask.stream || this.#streamsHandles());
-    // Pictures are not in the tokens: what they left is given back.
-    const leaves = gives && !ask.hasMedia;
+    // Pictures are not in the tokens, and those of an echoed prompt are not told: what they left is given back.
+    const leaves = gives && !ask.hasMedia && ask.body['echo'] !== true;
     const wanted = conversation.live.length + (leaves ? 1 : 0);
     const entries = await until(async () => {
       const found = await this.#world.entriesOf(key);
@@ -376,8 +383,8 @@ export class Players {
     }
   }
 
-  #whyNothing({ stream }: TurnAsk, gives: boolean): string {
-    if (gives) return 'miss_unsupported';
+  #whyNothing({ stream, hasMedia }: TurnAsk, gives: boolean): string {
+    if (gives) return hasMedia ? 'miss_unsupported' : 'miss_unverifiable';
     return stream && !this.#streamsHandles() ? 'miss_unsupported_stream' : 'miss_no_handle';
   }
 
