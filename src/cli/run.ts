@@ -155,7 +155,9 @@ async function serve(host: CliHost, flags: RawFlags): Promise<number> {
   }
   const { facade } = running.addresses;
   host.onHangUp(() => running.reload('SIGHUP'));
-  if (canAnswer(config.sim) && facade !== undefined && facade !== 'off') host.out(simHint(facade));
+  if (canAnswer(config.sim) && facade !== undefined && facade !== 'off') {
+    host.out(simHint(facade, config.facade.tls !== undefined));
+  }
   // Whoever stops it by hand does not wait for a load balancer.
   await running.stop({ settle: (await host.stopRequested()) === 'SIGTERM' });
   return OK;

@@ -9,6 +9,7 @@ import type { Life } from '../services/life.ts';
 import type { Admission, TenantLimits } from '../services/tenant-limits.ts';
 import type { Authenticate } from './authenticate.ts';
 import { BrokenRequests } from './broken-request.ts';
+import { recordEarly } from './early-record.ts';
 import { refuseEarly, toRequestError } from './errors.ts';
 import { lingerAfter } from './linger.ts';
 import { addMetricsRoute } from './metrics-route.ts';
@@ -184,7 +185,7 @@ function addPatience(app: FastifyInstance, { life }: FacadeDeps): void {
 }
 
 /** Says whose a request is, or refuses it, before its body is read. */
-function addAuthentication(app: FastifyInstance, { life, metrics }: FacadeDeps): void {
+function addAuthentication(app: FastifyInstance, { life, metrics, log }: FacadeDeps): void {
   app.decorateRequest('tenant', '');
   app.decorateRequest('admission', undefined);
   const admit = async (request: FastifyRequest, reply: FastifyReply): Promise<BatonError | undefined> => {
@@ -205,10 +206,15 @@ function addAuthentication(app: FastifyInstance, { life, metrics }: FacadeDeps):
     return undefined;
   };
   app.addHook('onRequest', async (request, reply) => {
+    const startedAt = performance.now();
     const refused = await admit(request, reply);
     if (reply.raw.destroyed) return void reply.hijack();
     if (refused === undefined) return;
     metrics.failed(refused.reason);
+    const api = GENERATE_ROUTES[request.routeOptions.url ?? ''];
+    if (api !== undefined) {
+      recordEarly({ metrics, log }, api, request, reply, { error: refused, durationMs: performance.now() - startedAt });
+    }
     return refuseEarly(refused, reply);
   });
 }

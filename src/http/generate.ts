@@ -276,6 +276,7 @@ function record(deps: GenerateDeps, finished: Finished): void {
   const line = buildAccessRecord({
     requestId,
     api,
+    tenant,
     model: metrics.modelLabel(model),
     stream: facts?.stream ?? false,
     mode,

@@ -1,3 +1,4 @@
+import { isTenantName } from '../core/tenant.ts';
 import type { LogFields } from './log.ts';
 
 /** What is known of a client request once it has ended. */
@@ -5,6 +6,8 @@ export interface AccessFields {
   readonly requestId: string;
   /** E.g. `chat.completions`. */
   readonly api: string;
+  /** Whose it is; left out of the line where it is no name but a hash, or not known. */
+  readonly tenant: string;
   /** A model name already folded to the known ones, see `Metrics.modelLabel`. */
   readonly model: string;
   readonly stream: boolean;
@@ -48,6 +51,7 @@ export function buildAccessRecord(fields: AccessFields): LogFields {
   const record: Record<string, string | number | boolean | undefined> = {
     request_id: fields.requestId,
     api: fields.api,
+    tenant: isTenantName(fields.tenant) ? fields.tenant : undefined,
     model: fields.model,
     stream: fields.stream,
     mode: fields.mode,

@@ -33,7 +33,7 @@ export const SERIES = [
   {
     name: 'baton_tenant_requests_total',
     kind: 'counter',
-    help: 'Client requests that ended, by tenant and by the status the client got; those that a limit of the tenant refused are left out.',
+    help: 'Client requests that ended, by tenant and by the status the client got; refusals by its limits are among them.',
     labels: ['tenant', 'status_class'],
   },
   {

@@ -63,6 +63,21 @@ describe('with a file of keys', () => {
     expect(preflight.status).toBe(204);
   });
 
+  test('a refused request has an id, one line in the access log, and is counted', async () => {
+    const reply = await post(`${keyed.url}/v1/chat/completions`, turn, bearer(OTHER));
+    const id = reply.headers.get('x-request-id');
+    const lines = keyed.log.filter(({ msg, request_id }) => msg === 'request' && request_id === id);
+    expect(lines).toEqual([
+      expect.objectContaining({ status: 401, error: 'credential_required', ending: 'refused', model: 'none' }),
+    ]);
+    expect(lines[0]).not.toHaveProperty('tenant');
+    const metrics = await (await fetch(`${keyed.adminUrl}/metrics`)).text();
+    expect(metrics).toMatch(
+      /baton_requests_total\{api="chat.completions",model="none",mode="none",status_class="4xx"\} [1-9]/,
+    );
+    expect(metrics).toContain('baton_requests_in_flight{api="chat.completions"} 0');
+  });
+
   test('the list of models needs a key, what probes read does not', async () => {
     expect((await fetch(`${keyed.url}/v1/models`)).status).toBe(401);
     expect((await fetch(`${keyed.url}/v1/models/`, { method: 'HEAD' })).status).toBe(401);

@@ -56,6 +56,9 @@ test('requests over the limit of a tenant are 429 with a Retry-After, and no oth
       code: 'rate_limit_exceeded',
     },
   });
+  const lines = baton.log.filter(({ msg, tenant }) => msg === 'request' && tenant === 'busy');
+  expect(lines.map(({ status }) => status)).toEqual([200, 200, 429]);
+  expect(lines.at(-1)).toMatchObject({ error: 'rate_limit_exceeded', request_id: refused.headers.get('x-request-id') });
   expect((await ask('calm')).status).toBe(200);
   const models = await fetch(`${baton.url}/v1/models`, { headers: { authorization: 'Bearer sk-busy' } });
   expect(models.status).toBe(200);

@@ -207,4 +207,5 @@ test('the request to paste goes to an address that a shell here can reach', () =
   expect(simHint('0.0.0.0:8000')).toContain('curl http://127.0.0.1:8000/v1/');
   expect(simHint('[::]:8000')).toContain('curl http://[::1]:8000/v1/');
   expect(simHint('http://10.0.0.1:8000/')).toContain('curl http://10.0.0.1:8000/v1/');
+  expect(simHint('0.0.0.0:8000', true)).toContain('curl -k https://127.0.0.1:8000/v1/');
 });

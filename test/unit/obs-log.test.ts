@@ -92,6 +92,7 @@ describe('buildAccessRecord', () => {
     const record = buildAccessRecord({
       requestId: 'r-1',
       api: 'chat.completions',
+      tenant: 'team-a',
       model: 'm',
       stream: true,
       mode: 'prefill_decode',
@@ -111,6 +112,7 @@ describe('buildAccessRecord', () => {
     expect(record).toEqual({
       request_id: 'r-1',
       api: 'chat.completions',
+      tenant: 'team-a',
       model: 'm',
       stream: true,
       mode: 'prefill_decode',
