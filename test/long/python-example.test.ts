@@ -106,7 +106,10 @@ test('the router serves conversations as one engine would, and reads what the tu
   stack.defer(() => plain.close());
   const store = stack.use(await startBatonProcess(['--roles', 'kvstore', '--admin-port', 'off']));
   const [prefill, decode] = [pools.prefill[0]?.url ?? '', pools.decode[0]?.url ?? ''];
-  const args = ['router.py', '--prefill', prefill, '--decode', decode, '--store', store.rpc, '--port', '0'];
+  // On a busy machine the store may need longer than a request should wait for it.
+  const patient =
+    'import sys; sys.path.insert(0, "gen"); import runpy, store; store.BUDGET_S = 10; runpy.run_path("router.py", run_name="__main__")';
+  const args = ['-c', patient, '--prefill', prefill, '--decode', decode, '--store', store.rpc, '--port', '0'];
   const router = spawn(python, args, { cwd: example, stdio: ['ignore', 'pipe', 'inherit'] });
   stack.defer(async () => {
     const ended = once(router, 'exit');

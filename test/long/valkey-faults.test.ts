@@ -130,7 +130,15 @@ describe('the server of a valkey store', () => {
   });
 
   test('may be a cluster', async () => {
-    await using own = await RedisServer.start(['--cluster-enabled', 'yes', '--cluster-announce-ip', '127.0.0.1']);
+    // Its other port would be among those that the system gives to connections.
+    const bus = ['--cluster-port', String(await freePort())];
+    await using own = await RedisServer.start([
+      '--cluster-enabled',
+      'yes',
+      '--cluster-announce-ip',
+      '127.0.0.1',
+      ...bus,
+    ]);
     await own.command('CLUSTER ADDSLOTSRANGE 0 16383');
     await expect.poll(() => own.command('CLUSTER INFO'), SLOW).toContain('cluster_state:ok');
     await using a = await openOn(own, { cluster: true });
