@@ -24,6 +24,7 @@ import { type Refusal, refusalOf } from './leg.ts';
 import { LegBook } from './leg-book.ts';
 import { isHopeless } from './prefill-phase.ts';
 import type { ReplyFacts } from './reply-facts.ts';
+import { awakeFirst } from './silence-watch.ts';
 import { StartedSink } from './started-sink.ts';
 import { type TokenizedPrompt, tokenize } from './tokenize.ts';
 
@@ -194,7 +195,7 @@ class FirstTokenHandOver {
     let fresh = false;
     let moved = false;
     for (;;) {
-      const [decode, ...others] = queue;
+      const [decode, ...rest] = queue;
       if (decode === undefined) throw new BatonError({ reason: 'INTERNAL', message: 'No decode instance is left.' });
       const wasThere = transfer.waiter.isComplete;
       const peer = wasThere && decode === transfer.decode ? this.#book.prefillId : undefined;
@@ -208,6 +209,7 @@ class FirstTokenHandOver {
       if (result.kind === 'broken') return this.#book.end('broken', undefined, this.#factsOf(result.facts));
       if (result.kind === 'refused') return this.#fail('refused', result.refusal);
       const { cause, refusal } = result;
+      const others = awakeFirst(rest, this.#deps.silences);
       if (cause === 'not_sent' || cause === 'late') {
         if (others.length === 0) return this.#fail('failed', refusal);
         queue = others;

@@ -17,6 +17,7 @@ import {
 } from './leg.ts';
 import type { LegBook } from './leg-book.ts';
 import { isHopeless, NO_PREFILL } from './prefill-phase.ts';
+import { awakeFirst } from './silence-watch.ts';
 
 /** Both legs are completions, whatever the client asked for. */
 export const COMPLETIONS_PATH = '/v1/completions';
@@ -62,6 +63,7 @@ export class FirstTokenPrefill {
       const outcome = await this.#ask(target, destination, fresh);
       if (outcome.kind !== 'failed') return outcome;
       last = outcome.refusal;
+      queue = awakeFirst(queue, this.#deps.silences);
       if (outcome.cause === 'not_sent') continue;
       const again = outcome.cause === 'stale' && !fresh;
       if (!again && queue.length === 0) break;

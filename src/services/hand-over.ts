@@ -33,7 +33,7 @@ import type { ReplyFacts } from './reply-facts.ts';
 import type { ReportSender } from './report-sender.ts';
 import type { RetryBudget } from './retry-budget.ts';
 import type { RouterCheck } from './router-check.ts';
-import type { SilenceWatch } from './silence-watch.ts';
+import { awakeFirst, type SilenceWatch } from './silence-watch.ts';
 import type { Timeline } from './timeline.ts';
 
 /** A scanned client request, ready to be handed over. */
@@ -249,7 +249,7 @@ class HandOver {
       if (result.kind === 'relayed') return this.#book.end('ok', undefined, result.facts);
       if (result.kind === 'broken') return this.#book.end('broken', undefined, result.facts);
       if (result.kind === 'refused') return this.#book.end('refused', result.refusal);
-      const others = decodes.slice(1);
+      const others = awakeFirst(decodes.slice(1), this.#deps.silences);
       if (result.cause === 'late') {
         // Slow to connect to: another one may be quicker, and P runs again in any case.
         if (others.length > 0) decodes = others;

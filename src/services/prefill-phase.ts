@@ -20,6 +20,7 @@ import {
 } from './leg.ts';
 import { type LegBook, toLegTarget } from './leg-book.ts';
 import { type KnownPrompt, UNKNOWN_PROMPT } from './plan-request.ts';
+import { awakeFirst } from './silence-watch.ts';
 
 /** P's offer to D, with the time after which it must not be used any more. */
 export interface Prefilled {
@@ -110,6 +111,7 @@ export class PrefillPhase {
         continue;
       }
       last = result.refusal;
+      queue = awakeFirst(queue, this.#deps.silences);
       if (result.cause === 'not_sent') continue;
       const again = (result.cause === 'stale' && !fresh) || (warm !== undefined && queue.length === 0);
       if (!again && queue.length === 0) break;

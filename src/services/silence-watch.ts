@@ -71,6 +71,15 @@ export class SilenceWatch implements Disposable {
   }
 }
 
+/** The same targets in the same order, but those last that are silent at this time: a plan may be older than that. */
+export function awakeFirst<T extends { readonly instanceId: string }>(
+  targets: readonly T[],
+  silences: Pick<SilenceWatch, 'silentForMs'>,
+): T[] {
+  const isSilent = ({ instanceId }: T) => silences.silentForMs(instanceId) > 0;
+  return [...targets.filter((target) => !isSilent(target)), ...targets.filter(isSilent)];
+}
+
 /** A registry that tells no silence tells at least that checks fail. */
 function wordsOf({ state, silence, incarnation }: Instance): string | undefined {
   const life = incarnation?.generation ?? 0;

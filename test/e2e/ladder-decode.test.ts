@@ -187,6 +187,21 @@ describe('the decode engine fails before its first content', () => {
     await harness.expectUnharmed();
   });
 
+  test('one that has fallen silent meanwhile is not the other: it has a single try', async () => {
+    await using harness = await startLadder({ decode: 3, yaml: 'health: { interval: 100ms, failures: 1 }' });
+    const [first, silent] = [engine(harness.decode), engine(harness.decode, 1)];
+    await first.setFault({ kind: 'hang', leg: 'decode' });
+    const asked = harness.ask(chatBody({ stream: true }));
+    await expect.poll(() => legsOf(first).length, { timeout: 5000 }).toBe(1);
+    await silent.setFault({ kind: 'pause' });
+    const states = async () => (await (await fetch(`${harness.url}/health`)).json()) as { instances: object };
+    await expect.poll(states, { timeout: 5000 }).toMatchObject({ instances: { suspect: 1 } });
+    await first.crash();
+    await harness.expectRight(await asked, chatBody({ stream: true }));
+    expect(harness.callCounts()).toEqual([2, 0, 1, 0, 1]);
+    await silent.clearFaults();
+  });
+
   test('no retry when the budget is spent', async () => {
     await using harness = await startLadder({ yaml: 'retry: { budget_percent: 0 }' });
     await engine(harness.decode).setFault({ kind: 'status', status: 500 });
