@@ -1,5 +1,5 @@
+import { describeKeys } from '../config/describe-keys.ts';
 import { FLAGS } from '../config/flags.ts';
-import { describeKeys } from '../config/schema.ts';
 
 /**
  * What to write instead of a flag that does not exist and is named like a key of the file: `--store-valkey-url` or

@@ -1,9 +1,9 @@
 import type { InstanceRole } from '../core/instance-spec.ts';
 import type { InstanceConfig } from './config.ts';
 import type { InstanceDefaults } from './discovery.ts';
+import type { FileInstance, FilePool } from './engine-keys.ts';
 import { connectorKey, type NamePlace, resolveName } from './names.ts';
 import type { Problem } from './problem.ts';
-import type { FileInstance, FilePool } from './schema.ts';
 
 interface Sink {
   readonly problems: Problem[];

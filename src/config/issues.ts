@@ -1,6 +1,6 @@
 import type * as z from 'zod';
+import { describeKeys, knownKeys } from './describe-keys.ts';
 import type { Problem } from './problem.ts';
-import { describeKeys, knownKeys } from './schema.ts';
 import { suggest } from './suggest.ts';
 import { show } from './values.ts';
 import { isRecord } from './yaml-source.ts';

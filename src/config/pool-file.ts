@@ -1,9 +1,9 @@
 import type { InstanceConfig } from './config.ts';
 import type { InstanceDefaults } from './discovery.ts';
+import { instanceSchema } from './engine-keys.ts';
 import { buildInstances, type InstanceItem, placeOfInstance } from './instances.ts';
 import { describeIssue } from './issues.ts';
 import type { Problem } from './problem.ts';
-import { instanceSchema } from './schema.ts';
 import { parseYamlSource } from './yaml-source.ts';
 
 /** What a pool file names, or why nothing of it can be used. */

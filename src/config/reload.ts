@@ -1,8 +1,8 @@
 import { isDeepStrictEqual } from 'node:util';
+import { describeKeys } from './describe-keys.ts';
 import { type Loaded, loadSource } from './load-config.ts';
 import { setAt } from './merge.ts';
 import type { Problem } from './problem.ts';
-import { describeKeys } from './schema.ts';
 import { isRecord } from './yaml-source.ts';
 
 /** What a changed file means for the settings that are in force. */

@@ -1,38 +1,31 @@
 import * as z from 'zod';
-import { isTenantName } from '../core/tenant.ts';
+import { authKeys, tenantKeys } from './client-keys.ts';
 import { ROLE_NAMES, type RoleName } from './config.ts';
 import { discoveryKeys } from './discovery.ts';
-import { type FieldDoc, field, live, optional, reader, section } from './fields.ts';
-import { parseKeySetUrl, parsePeerUrl, parseServerUrl } from './instance-url.ts';
-import { instanceLmcacheKeys, lmcacheKeys } from './lmcache.ts';
-import { parseHostPort, parsePrefix, parseValkeyUrl } from './valkey.ts';
+import { engineKeys, instanceSchema } from './engine-keys.ts';
+import { field, live, optional, section } from './fields.ts';
+import { parsePeerUrl, parseServerUrl } from './instance-url.ts';
+import { lmcacheKeys } from './lmcache.ts';
+import { policiesSection, policyPair } from './policy-keys.ts';
+import { valkeyKeys } from './valkey.ts';
 import {
   bad,
   choiceParser,
   countParser,
   type ListenPort,
   listParser,
+  MAX_COUNT,
   numberParser,
   ok,
   parseBoolean,
   parseDuration,
   parseHeaderName,
-  parseHeaders,
-  parseLabels,
   parseListenHost,
   parseListenPort,
-  parseNetwork,
-  parseSecret,
   parseSize,
   parseText,
-  show,
   type ValueParser,
 } from './values.ts';
-
-const parseInstanceName: ValueParser<string> = (raw) =>
-  typeof raw === 'string' && /^[A-Za-z0-9[][A-Za-z0-9._:/[\]-]{0,127}$/.test(raw)
-    ? ok(raw)
-    : bad(`expected a name of at most 128 letters, digits and ._:/-, got ${show(raw)}`);
 
 const parseRoles: ValueParser<readonly RoleName[]> = (raw) => {
   const roles = listParser(choiceParser(ROLE_NAMES))(raw);
@@ -57,141 +50,6 @@ const tls = (what: string, who: string) =>
 
 const maxConnections = (fallback: number) =>
   field(countParser(1, 1_000_000), fallback, 'Connections at a time; one more is closed at once.');
-
-const engineKeys = {
-  connector: optional(parseText, '`kv_connector`', 'Connector of these engines.'),
-  headers: optional(parseHeaders, 'none', 'Headers added to every request to these engines.'),
-  api_key: optional(parseSecret, '`OPENAI_API_KEY`', 'Key sent to these engines as `Authorization: Bearer KEY`.'),
-  labels: optional(parseLabels, 'none', 'Labels shown in listings.'),
-  kv_lease: optional(parseDuration, '30s', 'How long a prefill engine keeps the blocks of a handle after its reply.'),
-  decoder_ttl: optional(parseDuration, '480s', 'How long a decode engine keeps the blocks of a handle.'),
-  bidirectional: optional(
-    choiceParser(['auto', 'on', 'off']),
-    'auto',
-    'Whether a prefill engine may read from a decode engine; `auto` finds out.',
-  ),
-  load_failure_policy: optional(
-    choiceParser(['fail', 'recompute']),
-    'fail',
-    'What these engines do when KV cannot be loaded (their `kv_load_failure_policy`).',
-  ),
-  weight: optional(
-    numberParser(0.001, 1000),
-    '1',
-    'Share of the work of one of these engines, relative to the others; `round_robin` and `random` do not look at it.',
-  ),
-  data_parallel_size: optional(
-    countParser(1, 4096),
-    'none: the engine chooses',
-    'Data parallel ranks of one of these engines; with it baton chooses the rank (`X-data-parallel-rank`).',
-  ),
-};
-
-/** One engine of a list of `instances`. */
-export const instanceSchema = z.strictObject({
-  url: reader(parseServerUrl).meta({ about: 'Base URL, `http(s)://host[:port][/prefix]`.', fallback: 'required' }),
-  role: reader(choiceParser(['prefill', 'decode', 'both'])).meta({
-    about: '`prefill`, `decode` or `both`.',
-    fallback: 'required',
-  }),
-  lmcache: section(instanceLmcacheKeys).optional(),
-  name: optional(parseInstanceName, '`host:port[/prefix]`', 'Instance id in logs, metrics and listings.'),
-  ...engineKeys,
-});
-
-const MAX_COUNT = 1_000_000_000;
-
-const tenantLimits = {
-  requests_per_minute: countParser(0, MAX_COUNT),
-  tokens_per_minute: countParser(0, MAX_COUNT),
-  concurrency: countParser(0, MAX_COUNT),
-};
-
-/** Signatures that only the issuer can make, in lower case. */
-const ALGORITHMS = [
-  'rs256',
-  'rs384',
-  'rs512',
-  'ps256',
-  'ps384',
-  'ps512',
-  'es256',
-  'es384',
-  'es512',
-  'eddsa',
-  'ed25519',
-] as const;
-
-const parseTenant: ValueParser<string> = (raw) =>
-  typeof raw === 'string' && isTenantName(raw) ? ok(raw) : bad(`expected the name of a tenant, got ${show(raw)}`);
-
-/** What one tenant has of its own. */
-const tenantSchema = z.strictObject({
-  name: reader(parseTenant).meta({ about: 'The tenant.', fallback: 'required' }),
-  requests_per_minute: optional(tenantLimits.requests_per_minute, 'that of `tenant.limits`', 'Its requests a minute.'),
-  tokens_per_minute: optional(tenantLimits.tokens_per_minute, 'that of `tenant.limits`', 'Its tokens a minute.'),
-  concurrency: optional(tenantLimits.concurrency, 'that of `tenant.limits`', 'Its requests at a time.'),
-});
-
-const policyPair = z.strictObject({
-  prefill: field(parseText, 'round_robin', 'How a prefill instance is chosen.'),
-  decode: field(parseText, 'round_robin', 'How a decode instance is chosen.'),
-});
-
-const policiesSection = section({
-  consistent_hash: section({
-    load_factor: field(
-      numberParser(1, 1.25),
-      1.25,
-      'Most legs of an engine as a multiple of the mean; a conversation whose engine has as many goes to its next one.',
-    ),
-  }),
-  cache_aware: section({
-    cache_threshold: field(
-      numberParser(0, 1),
-      0.3,
-      'Share of a prompt that must be known to an engine for it to be preferred.',
-    ),
-    balance_abs_threshold: field(
-      countParser(0, MAX_COUNT),
-      64,
-      'An engine with more legs than the idlest by this number and by the factor below is not preferred.',
-    ),
-    balance_rel_threshold: field(numberParser(1, 1000), 1.5, 'That factor.'),
-    max_bytes: field(parseSize, '64MiB', 'Bytes of the index, for each of the two roles.'),
-    max_age: field(parseDuration, '10m', 'How long a beginning is believed to be cached after its last use.'),
-  }),
-  sticky_least_loaded: section({
-    max_legs: field(
-      countParser(1, MAX_COUNT),
-      8,
-      'An engine keeps its conversations unless it has this many legs, and twice as many as the idlest.',
-    ),
-    sessions: field(countParser(1, 10_000_000), 100_000, 'Conversations that are remembered.'),
-  }),
-});
-
-const valkeyKeys = {
-  url: optional(
-    parseValkeyUrl,
-    'none',
-    'Server of the `valkey` backend: `valkey://` or `redis://`, with TLS `valkeys://` or `rediss://`, then `[user:password@]host[:port][/db]`.',
-  ),
-  password_file: optional(parseText, 'none', 'File with the password, instead of one in the URL.'),
-  cluster: field(parseBoolean, false, 'Whether the server is a node of a cluster.'),
-  sentinels: optional(
-    listParser(parseHostPort),
-    'none',
-    'Sentinels as `host:port`; they tell where the primary is, instead of the host in the URL.',
-  ),
-  sentinel_name: field(parseText, 'mymaster', 'Name of the primary at the sentinels.'),
-  prefix: field(
-    parsePrefix,
-    'baton',
-    'What all names at the server begin with; processes with equal prefixes share one store.',
-  ),
-  ca: optional(parseText, 'those of Node', 'File with the certificates that a TLS server is checked by.'),
-};
 
 /** The whole of `baton.yaml`; flags and variables are laid over it before it is checked. */
 export const fileSchema = z.strictObject({
@@ -236,67 +94,8 @@ export const fileSchema = z.strictObject({
       'For the head of a request to come, on a new connection too, and for a TLS handshake; then 408.',
     ),
   }),
-  auth: section({
-    api_keys_file: optional(
-      parseText,
-      'none',
-      "File with the hashes of clients' keys; with it a client needs one of these keys.",
-    ),
-    jwt: section({
-      jwks_url: optional(
-        parseKeySetUrl,
-        'none',
-        'Address of the keys of an issuer (JWKS); with it a client may show a token (JWT) of this issuer.',
-      ),
-      jwks_file: optional(parseText, 'none', 'File with these keys, instead of an address.'),
-      issuer: optional(parseText, 'none', 'The issuer, `iss` of its tokens.'),
-      audience: optional(listParser(parseText), 'none', 'Audiences, `aud`; a token has to be for one of them.'),
-      tenant_claim: field(parseText, 'sub', 'Claim of a token that names the tenant.'),
-      algorithms: field(
-        listParser(choiceParser(ALGORITHMS)),
-        ['rs256', 'ps256', 'es256', 'es384', 'eddsa'],
-        'Ways of signing that count; none of them has a shared secret.',
-      ),
-      clock_tolerance: field(parseDuration, '30s', 'How wrong clocks may be.'),
-      refresh: field(
-        parseDuration,
-        '10m',
-        'Until the keys are read again from their address; 0: only at the start and for a key that is not known.',
-      ),
-    }),
-  }),
-  tenant: live(
-    section({
-      header: optional(
-        parseHeaderName,
-        'none',
-        'Header in which proxies name the tenant of a request; of others it is taken away.',
-      ),
-      trusted_proxies: optional(
-        listParser(parseNetwork),
-        'none',
-        'Addresses and networks of these proxies; their `X-Forwarded-*` headers reach engines.',
-      ),
-      limits: section({
-        requests_per_minute: field(
-          tenantLimits.requests_per_minute,
-          0,
-          'Requests of a tenant a minute; more are answered with 429; 0: no limit.',
-        ),
-        tokens_per_minute: field(
-          tenantLimits.tokens_per_minute,
-          0,
-          'Tokens of a tenant a minute, of prompts and replies; who has used them gets 429; 0: no limit.',
-        ),
-        concurrency: field(
-          tenantLimits.concurrency,
-          0,
-          'Requests of a tenant at a time; more are answered with 429; 0: no limit.',
-        ),
-      }),
-      own_limits: z.preprocess((raw) => raw ?? undefined, z.array(tenantSchema).optional()),
-    }),
-  ),
+  auth: section(authKeys),
+  tenant: live(section(tenantKeys)),
   rpc: section({
     ...listen('127.0.0.1', 50051, 'the RPC port'),
     insecure: field(
@@ -550,51 +349,3 @@ export const fileSchema = z.strictObject({
 
 /** What `fileSchema` reads; keys in snake_case, units in milliseconds and bytes. */
 export type FileConfig = z.output<typeof fileSchema>;
-/** The settings of one engine as they stand in the file. */
-export type FileInstance = z.output<typeof instanceSchema>;
-/** The settings that a pool gives to all its engines. */
-export type FilePool = FileConfig['pools']['prefill'];
-
-/** One key of the file, with a path such as `timeouts.connect` or `instances[].url`. */
-export interface KeyDoc extends FieldDoc {
-  readonly path: string;
-}
-
-/** Lists every key of the file in its order. */
-export function describeKeys(): readonly KeyDoc[] {
-  return walk(fileSchema, '', false);
-}
-
-/** Lists the keys allowed in the section at `path`, for suggestions; empty when it is no section. */
-export function knownKeys(path: readonly PropertyKey[]): readonly string[] {
-  let schema: unknown = fileSchema;
-  for (const key of path) {
-    const inner = unwrap(schema);
-    schema =
-      inner instanceof z.ZodArray ? inner.element : inner instanceof z.ZodObject ? inner.shape[String(key)] : undefined;
-  }
-  const inner = unwrap(schema);
-  return inner instanceof z.ZodObject ? Object.keys(inner.shape) : [];
-}
-
-function walk(schema: unknown, path: string, inherited: boolean): readonly KeyDoc[] {
-  const doc = schema instanceof z.ZodType ? schema.meta() : undefined;
-  const isLive = inherited || doc?.['live'] === true;
-  const inner = unwrap(schema);
-  if (inner instanceof z.ZodObject) {
-    return Object.entries(inner.shape).flatMap(([key, child]) =>
-      walk(child, path === '' ? key : `${path}.${key}`, isLive),
-    );
-  }
-  if (inner instanceof z.ZodArray) return walk(inner.element, `${path}[]`, isLive);
-  return [{ path, about: String(doc?.['about']), fallback: String(doc?.['fallback']), live: isLive }];
-}
-
-// Leaves are pipes as well (a transform), but theirs end in no object or array.
-function unwrap(schema: unknown): unknown {
-  let inner = schema;
-  while (inner instanceof z.ZodPipe || inner instanceof z.ZodOptional) {
-    inner = inner instanceof z.ZodPipe ? inner.out : inner.unwrap();
-  }
-  return inner;
-}

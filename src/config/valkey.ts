@@ -1,4 +1,5 @@
-import { bad, ok, type Parsed, show } from './values.ts';
+import { field, optional } from './fields.ts';
+import { bad, listParser, ok, type Parsed, parseBoolean, parseText, show } from './values.ts';
 
 const SCHEMES = ['redis:', 'rediss:', 'valkey:', 'valkeys:'];
 
@@ -32,3 +33,26 @@ export function parsePrefix(raw: unknown): Parsed<string> {
     ? ok(raw)
     : bad(`expected at most 64 letters, digits and ._:-, got ${show(raw)}`);
 }
+
+/** The server of the `valkey` backend. */
+export const valkeyKeys = {
+  url: optional(
+    parseValkeyUrl,
+    'none',
+    'Server of the `valkey` backend: `valkey://` or `redis://`, with TLS `valkeys://` or `rediss://`, then `[user:password@]host[:port][/db]`.',
+  ),
+  password_file: optional(parseText, 'none', 'File with the password, instead of one in the URL.'),
+  cluster: field(parseBoolean, false, 'Whether the server is a node of a cluster.'),
+  sentinels: optional(
+    listParser(parseHostPort),
+    'none',
+    'Sentinels as `host:port`; they tell where the primary is, instead of the host in the URL.',
+  ),
+  sentinel_name: field(parseText, 'mymaster', 'Name of the primary at the sentinels.'),
+  prefix: field(
+    parsePrefix,
+    'baton',
+    'What all names at the server begin with; processes with equal prefixes share one store.',
+  ),
+  ca: optional(parseText, 'those of Node', 'File with the certificates that a TLS server is checked by.'),
+};

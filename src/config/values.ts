@@ -75,6 +75,9 @@ export function parseSize(raw: unknown): Parsed<number> {
   return ok(bytes);
 }
 
+/** Most of what is counted in settings. */
+export const MAX_COUNT = 1_000_000_000;
+
 /** Makes a parser for a whole number in a range. */
 export function countParser(min: number, max: number): ValueParser<number> {
   return (raw) => {

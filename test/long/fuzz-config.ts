@@ -1,10 +1,10 @@
 import { readFileSync } from 'node:fs';
 import { expect } from 'vitest';
 import { parseKeySet } from '../../src/auth/key-cache.ts';
+import { describeKeys } from '../../src/config/describe-keys.ts';
 import { FLAGS } from '../../src/config/flags.ts';
 import { loadConfig } from '../../src/config/load-config.ts';
 import { readPoolFile } from '../../src/config/pool-file.ts';
-import { describeKeys } from '../../src/config/schema.ts';
 import { parseApiKeys, parseRpcTokens } from '../../src/core/tenant.ts';
 import { KNOWN } from '../../src/known.ts';
 import { drawJson, mutate } from './fuzz-bytes.ts';

@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { parse } from 'yaml';
 import { z } from 'zod';
-import { describeKeys } from '../../src/config/schema.ts';
+import { describeKeys } from '../../src/config/describe-keys.ts';
 import { CHART } from '../support/manifests.ts';
 
 const DOCS = new URL('../../docs/kubernetes.md', import.meta.url);

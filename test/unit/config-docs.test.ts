@@ -1,10 +1,10 @@
 import { readFileSync, writeFileSync } from 'node:fs';
 import { describe, expect, test } from 'vitest';
 import { Document, parse } from 'yaml';
+import { describeKeys } from '../../src/config/describe-keys.ts';
 import { envName } from '../../src/config/flag-layers.ts';
 import { FLAGS } from '../../src/config/flags.ts';
 import { loadConfig } from '../../src/config/load-config.ts';
-import { describeKeys } from '../../src/config/schema.ts';
 
 const FILE = new URL('../../docs/configuration.md', import.meta.url);
 

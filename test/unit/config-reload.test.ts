@@ -1,7 +1,7 @@
 import { describe, expect, test } from 'vitest';
+import { describeKeys } from '../../src/config/describe-keys.ts';
 import { type Loaded, loadConfig } from '../../src/config/load-config.ts';
 import { planReload } from '../../src/config/reload.ts';
-import { describeKeys } from '../../src/config/schema.ts';
 import { derive, follow, Settings } from '../../src/config/settings.ts';
 import { configOf } from '../support/harness.ts';
 import { OTHER } from '../support/live-keys.ts';
