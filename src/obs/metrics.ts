@@ -1,9 +1,8 @@
-import { monitorEventLoopDelay, performance } from 'node:perf_hooks';
-import { Counter, Gauge, Registry } from 'prom-client';
 import { isTenantName } from '../core/tenant.ts';
-import { type DurationCounter, DurationHistogram } from './duration-histogram.ts';
+import type { DurationCounter } from './duration-histogram.ts';
 import { isLabelWord, LabelSet, OTHER } from './label-set.ts';
-import { type LabelOf, type SeriesName, type SeriesOf, seriesSpec } from './series.ts';
+import { addProcessSeries, EventLoopLag } from './process-series.ts';
+import { SeriesRegistry } from './series-registry.ts';
 
 /** The parts of the time to the first content, in the order in which a request goes through them. */
 export const TTFT_PHASES = ['queue', 'plan', 'tokenize', 'prefill', 'hand_over', 'decode_wait', 'first_byte'] as const;
@@ -75,56 +74,53 @@ const MAX_WORDS = 64;
  * Values that are read and not counted (queue, instances) come from sources that are called at each scrape.
  */
 export class Metrics {
-  readonly #registry = new Registry();
+  readonly #series = new SeriesRegistry();
   readonly #knownModels = new Set<string>();
   readonly #models = new LabelSet(MAX_NAMES, (name) => this.#knownModels.has(name));
   readonly #tenants = new LabelSet(MAX_NAMES, isTenantName);
   readonly #words = new Map<string, LabelSet>();
 
-  readonly #requests = this.#counter('baton_requests_total');
-  readonly #tenantRequests = this.#counter('baton_tenant_requests_total');
-  readonly #requestDuration = this.#histogram('baton_request_duration_seconds');
-  readonly #inFlight = this.#gauge('baton_requests_in_flight');
-  readonly #ttft = this.#histogram('baton_ttft_seconds');
-  readonly #gaps = this.#histogram('baton_itl_seconds');
-  readonly #prefillDuration = this.#histogram('baton_prefill_duration_seconds');
-  readonly #legs = this.#counter('baton_legs_total');
-  readonly #plans = this.#counter('baton_plan_total');
-  readonly #handlesRejected = this.#counter('baton_handles_rejected_total');
-  readonly #retries = this.#counter('baton_retries_total');
-  readonly #errors = this.#counter('baton_errors_total');
-  readonly #tokens = this.#counter('baton_tokens_total');
+  readonly #requests = this.#series.counter('baton_requests_total');
+  readonly #tenantRequests = this.#series.counter('baton_tenant_requests_total');
+  readonly #requestDuration = this.#series.histogram('baton_request_duration_seconds');
+  readonly #inFlight = this.#series.gauge('baton_requests_in_flight');
+  readonly #ttft = this.#series.histogram('baton_ttft_seconds');
+  readonly #gaps = this.#series.histogram('baton_itl_seconds');
+  readonly #prefillDuration = this.#series.histogram('baton_prefill_duration_seconds');
+  readonly #legs = this.#series.counter('baton_legs_total');
+  readonly #plans = this.#series.counter('baton_plan_total');
+  readonly #handlesRejected = this.#series.counter('baton_handles_rejected_total');
+  readonly #retries = this.#series.counter('baton_retries_total');
+  readonly #errors = this.#series.counter('baton_errors_total');
+  readonly #tokens = this.#series.counter('baton_tokens_total');
   #streamedBytes = 0;
-  readonly #clientAborts = this.#counter('baton_client_aborts_total');
-  readonly #queueWait = this.#histogram('baton_queue_wait_seconds');
-  readonly #probes = this.#counter('baton_probes_total');
-  readonly #breakerChanges = this.#counter('baton_breaker_changes_total');
+  readonly #clientAborts = this.#series.counter('baton_client_aborts_total');
+  readonly #queueWait = this.#series.histogram('baton_queue_wait_seconds');
+  readonly #probes = this.#series.counter('baton_probes_total');
+  readonly #breakerChanges = this.#series.counter('baton_breaker_changes_total');
 
-  readonly #reuse = this.#counter('baton_reuse_total');
-  readonly #reuseTokens = this.#counter('baton_reuse_tokens_total');
-  readonly #decodeHandles = this.#counter('baton_decode_handles_total');
-  readonly #reuseAlarms = this.#counter('baton_reuse_alarms_total');
-  readonly #lateReads = this.#counter('baton_late_reads_total');
-  readonly #releases = this.#counter('baton_releases_total');
-  readonly #pinEvents = this.#counter('baton_pin_events_total');
-  readonly #rebound = this.#counter('baton_rebound_total');
-  readonly #notices = this.#counter('baton_lmcache_notices_total');
-  readonly #drains = this.#counter('baton_lmcache_drains_total');
-  readonly #storeFailures = this.#counter('baton_store_failures_total');
-  readonly #storeBreaker = this.#gauge('baton_store_breaker_open');
-  readonly #spans = this.#counter('baton_trace_spans_total');
-  readonly #storeEntries = this.#gauge('baton_store_entries');
-  readonly #storeReleaseQueue = this.#gauge('baton_store_release_queue');
-  readonly #pinnedBlocks = this.#gauge('baton_pinned_kv_blocks');
-  readonly #pinnedShare = this.#gauge('baton_pinned_kv_share');
-  readonly #lagMedian = this.#gauge('nodejs_eventloop_lag_p50_seconds');
-  readonly #lagP99 = this.#gauge('nodejs_eventloop_lag_p99_seconds');
-  readonly #lagMax = this.#gauge('nodejs_eventloop_lag_max_seconds');
-  readonly #configReloads = this.#counter('baton_config_reloads_total');
-  readonly #configGood = this.#gauge('baton_config_last_reload_successful');
-  readonly #configGoodAt = this.#gauge('baton_config_last_reload_success_timestamp_seconds');
+  readonly #reuse = this.#series.counter('baton_reuse_total');
+  readonly #reuseTokens = this.#series.counter('baton_reuse_tokens_total');
+  readonly #decodeHandles = this.#series.counter('baton_decode_handles_total');
+  readonly #reuseAlarms = this.#series.counter('baton_reuse_alarms_total');
+  readonly #lateReads = this.#series.counter('baton_late_reads_total');
+  readonly #releases = this.#series.counter('baton_releases_total');
+  readonly #pinEvents = this.#series.counter('baton_pin_events_total');
+  readonly #rebound = this.#series.counter('baton_rebound_total');
+  readonly #notices = this.#series.counter('baton_lmcache_notices_total');
+  readonly #drains = this.#series.counter('baton_lmcache_drains_total');
+  readonly #storeFailures = this.#series.counter('baton_store_failures_total');
+  readonly #storeBreaker = this.#series.gauge('baton_store_breaker_open');
+  readonly #spans = this.#series.counter('baton_trace_spans_total');
+  readonly #lag = new EventLoopLag(this.#series);
+  readonly #storeEntries = this.#series.gauge('baton_store_entries');
+  readonly #storeReleaseQueue = this.#series.gauge('baton_store_release_queue');
+  readonly #pinnedBlocks = this.#series.gauge('baton_pinned_kv_blocks');
+  readonly #pinnedShare = this.#series.gauge('baton_pinned_kv_share');
+  readonly #configReloads = this.#series.counter('baton_config_reloads_total');
+  readonly #configGood = this.#series.gauge('baton_config_last_reload_successful');
+  readonly #configGoodAt = this.#series.gauge('baton_config_last_reload_success_timestamp_seconds');
 
-  #readLag: () => Readonly<Record<'p50' | 'p99' | 'max', number>> = () => ({ p50: 0, p99: 0, max: 0 });
   #readStore: () => StoreCounts | Promise<StoreCounts> = () => ({ entries: 0, releaseQueue: 0, pinnedBlocks: [] });
   #readQueueDepth: () => number = () => 0;
   #readInstances: () => readonly InstanceWords[] = () => [];
@@ -134,26 +130,26 @@ export class Metrics {
   #readBreakers: () => readonly OpenBreaker[] = () => [];
 
   constructor(options: MetricsOptions) {
-    this.#gauge('baton_build_info').set({ version: options.version, node: process.versions.node }, 1);
-    this.#counter('baton_stream_bytes_total', (counter) => {
+    this.#series.gauge('baton_build_info').set({ version: options.version, node: process.versions.node }, 1);
+    this.#series.counter('baton_stream_bytes_total', (counter) => {
       counter.reset();
       counter.inc(this.#streamedBytes);
     });
-    this.#gauge('baton_queue_depth', (gauge) => gauge.set(this.#readQueueDepth()));
-    this.#gauge('baton_registry_stale', (gauge) => gauge.set(this.#readRegistryStale() ? 1 : 0));
-    this.#gauge('baton_instances', (gauge) => {
+    this.#series.gauge('baton_queue_depth', (gauge) => gauge.set(this.#readQueueDepth()));
+    this.#series.gauge('baton_registry_stale', (gauge) => gauge.set(this.#readRegistryStale() ? 1 : 0));
+    this.#series.gauge('baton_instances', (gauge) => {
       gauge.reset();
       for (const { role, state } of this.#readInstances()) gauge.inc({ role, state });
     });
-    this.#gauge('baton_instance_legs', (gauge) => {
+    this.#series.gauge('baton_instance_legs', (gauge) => {
       gauge.reset();
       for (const { instance, legs } of this.#readLegs()) gauge.set({ engine: instance }, legs);
     });
-    this.#gauge('baton_breaker_open', (gauge) => {
+    this.#series.gauge('baton_breaker_open', (gauge) => {
       gauge.reset();
       for (const { scope, instance, peer } of this.#readBreakers()) gauge.set({ scope, engine: instance, peer }, 1);
     });
-    this.#addProcessSeries();
+    addProcessSeries(this.#series);
   }
 
   /** What became of the breaker before a store in another process. */
@@ -177,18 +173,15 @@ export class Metrics {
 
   /** Content type of what `render` returns. */
   get contentType(): string {
-    return this.#registry.contentType;
+    return this.#series.contentType;
   }
 
   /** All series in the Prometheus text format. */
   async render(): Promise<string> {
     // Before the registry looks: it takes the values of a gauge when it comes to it, whatever another one is still waiting for.
     this.#showStore(await this.#readStore(), this.#readPins());
-    const { p50, p99, max } = this.#readLag();
-    this.#lagMedian.set(p50);
-    this.#lagP99.set(p99);
-    this.#lagMax.set(max);
-    return this.#registry.metrics();
+    this.#lag.show();
+    return this.#series.render();
   }
 
   #showStore(counts: StoreCounts, pins: readonly PinCounts[]): void {
@@ -201,23 +194,9 @@ export class Metrics {
     for (const pin of pins) this.#pinnedShare.set({ engine: pin.instance }, pin.share);
   }
 
-  /**
-   * Begins to measure how late timers are, until the end of what is returned; the gauges tell of the time since the scrape
-   * before.
-   */
+  /** Begins to measure how late timers are, until the end of what is returned. */
   watchEventLoop(): Disposable {
-    const delay = monitorEventLoopDelay({ resolution: LAG_RESOLUTION_MS });
-    delay.enable();
-    this.#readLag = () => {
-      const lag = {
-        p50: lateness(delay.percentile(50), delay.count),
-        p99: lateness(delay.percentile(99), delay.count),
-        max: lateness(delay.max, delay.count),
-      };
-      delay.reset();
-      return lag;
-    };
-    return { [Symbol.dispose]: () => void delay.disable() };
+    return this.#lag.watch();
   }
 
   /** Counts a bound conversation that moved to another instance. */
@@ -422,78 +401,9 @@ export class Metrics {
     }
     return words.label(value);
   }
-
-  #counter<Name extends SeriesOf<'counter'>>(name: Name, collect?: (counter: Counter<LabelOf<Name>>) => void) {
-    return new Counter<LabelOf<Name>>({
-      ...describe(name),
-      registers: [this.#registry],
-      ...(collect === undefined
-        ? {}
-        : {
-            collect() {
-              collect(this);
-            },
-          }),
-    });
-  }
-
-  #gauge<Name extends SeriesOf<'gauge'>>(name: Name, collect?: (gauge: Gauge<LabelOf<Name>>) => void | Promise<void>) {
-    return new Gauge<LabelOf<Name>>({
-      ...describe(name),
-      registers: [this.#registry],
-      ...(collect === undefined
-        ? {}
-        : {
-            collect() {
-              return collect(this);
-            },
-          }),
-    });
-  }
-
-  #histogram<Name extends SeriesOf<'histogram'>>(name: Name) {
-    return new DurationHistogram<LabelOf<Name>>({
-      ...describe(name),
-      buckets: [...(seriesSpec(name).buckets ?? [])],
-      registers: [this.#registry],
-    });
-  }
-
-  /** prom-client's own collection starts observers and timers that outlive a registry; these are read at each scrape. */
-  #addProcessSeries(): void {
-    const began = Date.now() / 1000 - process.uptime();
-    this.#gauge('process_start_time_seconds').set(began);
-    this.#counter('process_cpu_seconds_total', (counter) => {
-      const { user, system } = process.cpuUsage();
-      counter.reset();
-      counter.inc((user + system) / 1e6);
-    });
-    this.#gauge('process_resident_memory_bytes', (gauge) => gauge.set(process.memoryUsage.rss()));
-    this.#gauge('nodejs_heap_size_used_bytes', (gauge) => gauge.set(process.memoryUsage().heapUsed));
-    this.#gauge('nodejs_external_memory_bytes', (gauge) => gauge.set(process.memoryUsage().external));
-    let before = performance.eventLoopUtilization();
-    this.#gauge('nodejs_eventloop_utilization', (gauge) => {
-      const at = performance.eventLoopUtilization();
-      gauge.set(performance.eventLoopUtilization(at, before).utilization);
-      before = at;
-    });
-  }
-}
-
-/** Between two timers whose lateness is measured. */
-const LAG_RESOLUTION_MS = 20;
-
-/** Seconds that timers were late; Node's histogram has nanoseconds, and counts the interval between its timers, too. */
-function lateness(nanoseconds: number, count: number): number {
-  return count === 0 ? 0 : Math.max(0, nanoseconds / 1e9 - LAG_RESOLUTION_MS / 1000);
 }
 
 /** `2xx` to `5xx`, `other` for a number that is no HTTP status. */
 export function statusClass(status: number): string {
   return status >= 100 && status < 600 ? `${Math.floor(status / 100)}xx` : OTHER;
-}
-
-function describe<Name extends SeriesName>(name: Name): { name: Name; help: string; labelNames: LabelOf<Name>[] } {
-  const { help, labels } = seriesSpec(name);
-  return { name, help, labelNames: [...labels] as LabelOf<Name>[] };
 }

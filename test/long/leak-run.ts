@@ -27,7 +27,7 @@ const PARTS = 20;
 /** Parts after which what is filled once, like connections and compiled code, is there. */
 const WARM_PARTS = 5;
 /** Bytes of the live heap that a request may leave; one kept request is some thousand. */
-const MOST_BYTES = 128;
+const MOST_BYTES = 32;
 
 interface Sample {
   readonly requests: number;
