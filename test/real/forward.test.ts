@@ -1,18 +1,17 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { type BatonProcess, startBatonProcess } from '../support/baton-process.ts';
-import { givenByUrl, type RealEngines, realEngines } from '../support/real-engines.ts';
+import { hasRealEngines, type RealEngines, realEngines } from '../support/real-engines.ts';
 import { RealLog } from '../support/real-log.ts';
-import { hasShared } from '../support/shared.ts';
 import { tokenIdCases } from './token-id-cases.ts';
 
-/** Real vLLM, 1P1D over NIXL, with a plain instance of the same weights as the oracle. */
-const available = givenByUrl() || hasShared('engines/install.sh');
+// Real vLLM, 1P1D over NIXL, with a plain instance of the same weights as the oracle.
+
 const MODEL = process.env['BATON_REAL_MODEL'] ?? 'tiny';
 const log = new RealLog('Prefill to decode, vLLM 0.33 (CPU), NixlConnector, 1P1D, against a plain instance');
 let engines: RealEngines;
 let baton: BatonProcess;
 
-describe.runIf(available)('real engines, prefill to decode', () => {
+describe.runIf(hasRealEngines())('real engines, prefill to decode', () => {
   beforeAll(async () => {
     engines = await realEngines({ version: '0.33', tokens: 'bytes', prefill: 1 });
     baton = await startBatonProcess(['--prefill', ...engines.prefill, '--decode', engines.decode]);

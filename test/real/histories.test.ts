@@ -2,7 +2,7 @@ import { execFile } from 'node:child_process';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { HistoryModel } from '../support/history-model.ts';
-import { givenByUrl, type RealEngines, realEngines, realInstallation } from '../support/real-engines.ts';
+import { hasRealEngines, type RealEngines, realEngines, realInstallation } from '../support/real-engines.ts';
 import { RealLog } from '../support/real-log.ts';
 import {
   blockSizeOf,
@@ -19,10 +19,9 @@ import {
   textOf,
   words,
 } from '../support/real-turns.ts';
-import { hasShared } from '../support/shared.ts';
 
-/** Clients that have never heard of baton, and histories that are not just gone on with: 2P1D, and a plain instance as the oracle. */
-const available = givenByUrl() || hasShared('engines/install.sh');
+// Clients that have never heard of baton, and histories that are not just gone on with: 2P1D, and a plain instance as the oracle.
+
 const OUTPUT = 100;
 /** Tokens of a turn that the official client asks for. */
 const LONG_OUTPUT = 220;
@@ -44,7 +43,7 @@ for turn in range(5):
 print(json.dumps({"version": openai.__version__, "messages": messages[:-1]}))
 `;
 
-describe.runIf(available)('vLLM 0.33, bytes tokens', () => {
+describe.runIf(hasRealEngines())('vLLM 0.33, bytes tokens', () => {
   let engines: RealEngines;
   const log = new RealLog('Clients that name nothing, and changed histories, vLLM 0.33 (CPU), bytes tokens, 2P1D');
 

@@ -1,5 +1,5 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { givenByUrl, type RealEngines, realEngines } from '../support/real-engines.ts';
+import { hasRealEngines, type RealEngines, realEngines } from '../support/real-engines.ts';
 import { RealLog } from '../support/real-log.ts';
 import {
   chatBody,
@@ -13,10 +13,9 @@ import {
   usageOf,
   words,
 } from '../support/real-turns.ts';
-import { hasShared } from '../support/shared.ts';
 
-/** Conversations that nobody continues pin the blocks of a real decode engine until baton gives them back. */
-const available = givenByUrl() || hasShared('engines/install.sh');
+// Conversations that nobody continues pin the blocks of a real decode engine until baton gives them back.
+
 const TTL_SECONDS = 480;
 const LIVE = 4;
 /** Share of the engine's blocks that one-turn conversations are to pin. */
@@ -25,7 +24,7 @@ const WATERMARK = 0.3;
 const MOST = 600;
 const OUTPUT = 40;
 
-describe.runIf(available)('vLLM 0.33, bytes tokens', () => {
+describe.runIf(hasRealEngines())('vLLM 0.33, bytes tokens', () => {
   const log = new RealLog('Pinned KV, vLLM 0.33 (CPU), 1P1D');
   let engines: RealEngines;
   beforeAll(async () => {

@@ -1,6 +1,6 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import type { BatonProcess } from '../support/baton-process.ts';
-import { type EngineSet, givenByUrl, type RealEngines, realEngines } from '../support/real-engines.ts';
+import { type EngineSet, givenByUrl, hasRealEngines, type RealEngines, realEngines } from '../support/real-engines.ts';
 import { RealLog } from '../support/real-log.ts';
 import {
   blockSizeOf,
@@ -18,11 +18,10 @@ import {
   usageOf,
   words,
 } from '../support/real-turns.ts';
-import { hasShared } from '../support/shared.ts';
 import { tokenIdCases } from './token-id-cases.ts';
 
-/** Decode-to-prefill reuse on real vLLM: two P in turn, one D, a plain instance with the same weights as the oracle. */
-const available = givenByUrl() || hasShared('engines/install.sh');
+// Decode-to-prefill reuse on real vLLM: two P in turn, one D, a plain instance with the same weights as the oracle.
+
 const OUTPUT = 220;
 
 interface Setup {
@@ -36,7 +35,7 @@ const SETUPS: readonly Setup[] = [
   { set: { version: '0.32', tokens: 'bytes', prefill: 2 }, streams: [false, true] },
 ];
 
-describe.runIf(available).each(SETUPS)('vLLM $set.version, $set.tokens tokens', ({ set, streams }) => {
+describe.runIf(hasRealEngines()).each(SETUPS)('vLLM $set.version, $set.tokens tokens', ({ set, streams }) => {
   const log = new RealLog(
     `Decode to prefill, vLLM ${set.version} (CPU), ${set.tokens} tokens, 2P1D, ${OUTPUT} output tokens a turn`,
   );
@@ -164,7 +163,7 @@ describe.runIf(available).each(SETUPS)('vLLM $set.version, $set.tokens tokens', 
   );
 });
 
-describe.runIf(available && !givenByUrl())('without the guard, on engines of their own', () => {
+describe.runIf(hasRealEngines() && !givenByUrl())('without the guard, on engines of their own', () => {
   const log = new RealLog('The same edits with --reuse-guard off --unsafe-reuse');
 
   test('at least one answer is wrong: the tests above can fail', async () => {

@@ -3,7 +3,7 @@ import { existsSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join, resolve } from 'node:path';
-import { SHARED } from './shared.ts';
+import { hasShared, SHARED } from './shared.ts';
 
 /** Which engines a test wants. */
 export interface EngineSet {
@@ -49,9 +49,14 @@ function isFree(port: number): Promise<boolean> {
   });
 }
 
-/** Whether tests on real engines can run here. */
+/** Whether the engines are those of somebody else, who gave their URLs. */
 export function givenByUrl(): boolean {
   return process.env['BATON_REAL_PREFILL'] !== undefined;
+}
+
+/** Whether tests on real engines can run here. */
+export function hasRealEngines(): boolean {
+  return givenByUrl() || hasShared('engines/install.sh');
 }
 
 /**
