@@ -9,9 +9,9 @@ import {
 } from '../../gen/baton/v1/router_pb.ts';
 import type { Config } from '../config/config.ts';
 import { whyUnread } from '../config/unread.ts';
+import { roleWord } from '../core/instance-words.ts';
 import type { Logger } from '../obs/log.ts';
 import { explainRequest } from '../roles/explain.ts';
-import { roleWord } from '../services/instance-words.ts';
 import { modeName, outcomeName } from '../services/plan-message.ts';
 import { FAILED, OK, USAGE } from './exit-codes.ts';
 

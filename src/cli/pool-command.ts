@@ -8,11 +8,11 @@ import { parsePeerUrl } from '../config/instance-url.ts';
 import { readText } from '../config/load.ts';
 import { parseSecret } from '../config/values.ts';
 import { BatonError } from '../core/errors.ts';
+import { roleWord, stateWord } from '../core/instance-words.ts';
 import { holdsCertificate } from '../core/pem.ts';
 import { connectRemote, type RemoteOptions } from '../rpc/clients.ts';
 import { whyNoConnection } from '../rpc/connection-words.ts';
 import { batonErrorFrom } from '../rpc/errors.ts';
-import { roleWord, stateWord } from '../services/instance-words.ts';
 import { FAILED, OK, USAGE } from './exit-codes.ts';
 import type { PoolRequest } from './pool-parse.ts';
 

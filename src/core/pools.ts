@@ -1,5 +1,6 @@
 import { type Instance, InstanceState, Role } from '../../gen/baton/v1/instance_pb.ts';
 import { type PairTraits, pairMismatch, pairTraits } from './compat.ts';
+import { stateWord } from './instance-words.ts';
 import type { Candidate } from './policy.ts';
 
 /** A candidate with its instance as it was last described. */
@@ -133,15 +134,8 @@ export function isRoutable(instances: readonly Instance[], connector: string): b
 const IDLE = { hash: 0, inFlight: 0, lastPick: 0, weight: 1, reading: undefined };
 const NOBODY: ReadonlyMap<string, string> = new Map();
 
-const STATE_REASONS: Readonly<Record<number, string>> = {
-  [InstanceState.STARTING]: 'starting',
-  [InstanceState.SUSPECT]: 'suspect',
-  [InstanceState.DRAINING]: 'draining',
-  [InstanceState.GONE]: 'gone',
-};
-
 function whyNot(instance: Instance, { model, connector, barred }: PoolQuestion): string | undefined {
-  if (instance.state !== InstanceState.READY) return STATE_REASONS[instance.state] ?? 'not_ready';
+  if (instance.state !== InstanceState.READY) return stateWord(instance.state);
   const bar = barred.get(instance.id);
   if (bar !== undefined) return bar;
   if (instance.role !== Role.BOTH && instance.connector !== connector) return 'connector';

@@ -1,6 +1,7 @@
 import type { Socket } from 'node:net';
 import type { FastifyError, FastifyInstance } from 'fastify';
 import { BatonError } from '../core/errors.ts';
+import type { ServerTls } from '../core/server-tls.ts';
 import type { Logger } from '../obs/log.ts';
 import type { Metrics } from '../obs/metrics.ts';
 import { BrokenRequests } from './broken-request.ts';
@@ -9,7 +10,7 @@ import { addMetricsRoute } from './metrics-route.ts';
 import { NO_SCHEMAS } from './no-schemas.ts';
 import { admit, type OperatorGate } from './operator-gate.ts';
 import { addReloadRoute, type ReloadOptions } from './reload.ts';
-import { type HttpTls, limitConnections, openServer, type ServerLimits } from './server-options.ts';
+import { limitConnections, openServer, type ServerLimits } from './server-options.ts';
 import { closeUnusedConnections } from './unused-connections.ts';
 import { addWorkersRoutes, type WorkersOptions } from './workers.ts';
 
@@ -24,7 +25,7 @@ const NO_SUCH_PATH = new BatonError({ reason: 'ROUTE_NOT_FOUND', message: 'No su
 export interface AdminOptions {
   readonly limits: ServerLimits;
   /** Default: cleartext. */
-  readonly tls?: HttpTls | undefined;
+  readonly tls?: ServerTls | undefined;
   /** Who may ask for anything but whether the process lives. Default: everybody may read what tells no workers. */
   readonly guard?: OperatorGate | undefined;
   readonly log: Logger;

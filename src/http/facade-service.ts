@@ -1,5 +1,6 @@
 import type { Instance } from '../../gen/baton/v1/instance_pb.ts';
 import { InstanceState } from '../../gen/baton/v1/instance_pb.ts';
+import { stateWord } from '../core/instance-words.ts';
 import { isRoutable } from '../core/pools.ts';
 import type { InstanceView } from '../services/instance-view.ts';
 import type { TenantLimits } from '../services/tenant-limits.ts';
@@ -63,18 +64,10 @@ function modelCards(instances: readonly Instance[]): string[] {
   return [...byId.values()];
 }
 
-const STATE_NAMES: Readonly<Record<number, string>> = {
-  [InstanceState.STARTING]: 'starting',
-  [InstanceState.READY]: 'ready',
-  [InstanceState.SUSPECT]: 'suspect',
-  [InstanceState.DRAINING]: 'draining',
-  [InstanceState.GONE]: 'gone',
-};
-
 function countStates(instances: readonly Instance[]): Record<string, number> {
   const counts: Record<string, number> = {};
   for (const { state } of instances) {
-    const name = STATE_NAMES[state] ?? 'unknown';
+    const name = stateWord(state);
     counts[name] = (counts[name] ?? 0) + 1;
   }
   return counts;

@@ -3,6 +3,7 @@ import type { FastifyError, FastifyInstance, FastifyReply, FastifyRequest } from
 import { BatonError } from '../core/errors.ts';
 import type { Api } from '../core/facts.ts';
 import { acceptedRequestId } from '../core/request-headers.ts';
+import type { ServerTls } from '../core/server-tls.ts';
 import { errorFields, type Logger } from '../obs/log.ts';
 import type { Metrics } from '../obs/metrics.ts';
 import type { Life } from '../services/life.ts';
@@ -14,7 +15,7 @@ import { refuseEarly, toRequestError } from './errors.ts';
 import { lingerAfter } from './linger.ts';
 import { addMetricsRoute } from './metrics-route.ts';
 import { NO_SCHEMAS } from './no-schemas.ts';
-import { type HttpTls, limitConnections, openServer, type ServerLimits } from './server-options.ts';
+import { limitConnections, openServer, type ServerLimits } from './server-options.ts';
 import { watchBodies } from './stalled-bodies.ts';
 import { type ProxyRules, takeProxyHeaders } from './tenant-header.ts';
 import { closeUnusedConnections } from './unused-connections.ts';
@@ -73,7 +74,7 @@ export interface FacadeDeps {
   /** Header lines of a request. */
   readonly headerCount: number;
   /** Default: cleartext. */
-  readonly tls: HttpTls | undefined;
+  readonly tls: ServerTls | undefined;
   /** Serve `/metrics` here too (`--metrics-on-facade`). */
   readonly exposeMetrics: boolean;
 }

@@ -1,6 +1,7 @@
 import type { Socket } from 'node:net';
 import process from 'node:process';
 import Fastify, { type FastifyInstance, type FastifyServerOptions } from 'fastify';
+import { contextOf, type ServerTls } from '../core/server-tls.ts';
 import type { Logger } from '../obs/log.ts';
 import { createLogLimit } from '../obs/log-limit.ts';
 
@@ -14,14 +15,6 @@ export interface ServerLimits {
   readonly connections: number;
 }
 
-/** TLS of a server; each member as PEM. */
-export interface HttpTls {
-  readonly cert: string;
-  readonly key: string;
-  /** Authorities of clients' certificates; with it a client without such a certificate is turned away. */
-  readonly clientCa?: string;
-}
-
 /** Fastify's own. */
 const KEEP_ALIVE_MS = 72_000;
 /** Most time between two looks for connections that are over their time. */
@@ -30,7 +23,7 @@ const LOOK_MS = 5_000;
 /** Makes Fastify with a server of its own, with TLS or without. */
 export function openServer(
   { headerBytes, headerMs }: ServerLimits,
-  tls: HttpTls | undefined,
+  tls: ServerTls | undefined,
   options: FastifyServerOptions,
 ): FastifyInstance {
   const http = {
@@ -57,13 +50,9 @@ export function openServer(
 }
 
 /** Later connections get these certificates; throws on some that do not fit, and keeps the old ones. */
-export function renewTls(app: FastifyInstance, tls: HttpTls): void {
+export function renewTls(app: FastifyInstance, tls: ServerTls): void {
   const { Server: TlsServer } = process.getBuiltinModule('node:tls');
   if (app.server instanceof TlsServer) app.server.setSecureContext(contextOf(tls));
-}
-
-function contextOf({ cert, key, clientCa }: HttpTls) {
-  return { cert, key, ...(clientCa === undefined ? {} : { ca: clientCa }) };
 }
 
 /** Between two warnings about connections, milliseconds. */

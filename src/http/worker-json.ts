@@ -9,7 +9,7 @@ import {
 } from '../../gen/baton/v1/instance_pb.ts';
 import { type RegisterInstanceRequest, RegisterInstanceRequestSchema } from '../../gen/baton/v1/pool_registry_pb.ts';
 import { BatonError } from '../core/errors.ts';
-import { roleWord, stateWord } from '../services/instance-words.ts';
+import { roleWord, stateWord } from '../core/instance-words.ts';
 
 /** The peers' word for a role: an engine that serves whole requests is `regular`. */
 function workerType(role: Role): string {

@@ -2,8 +2,9 @@ import { AsyncDisposableStack } from '@whatwg-node/disposablestack';
 import type { FastifyInstance } from 'fastify';
 import type { TlsConfig } from '../config/config.ts';
 import type { Settings } from '../config/settings.ts';
+import type { ServerTls } from '../core/server-tls.ts';
 import { buildFacade, type FacadeService } from '../http/facade.ts';
-import { type HttpTls, renewTls } from '../http/server-options.ts';
+import { renewTls } from '../http/server-options.ts';
 import type { Logger } from '../obs/log.ts';
 import type { Metrics } from '../obs/metrics.ts';
 import type { Life } from '../services/life.ts';
@@ -56,7 +57,7 @@ export async function openFront(
 }
 
 /** What reads certificates is loaded only where there are some. */
-async function watchTls(tls: TlsConfig, log: Logger, use: (tls: HttpTls) => void): Promise<Watched<HttpTls>> {
+async function watchTls(tls: TlsConfig, log: Logger, use: (tls: ServerTls) => void): Promise<Watched<ServerTls>> {
   const { watchServerTls } = await import('./server-tls.ts');
   return watchServerTls('facade.tls', tls, log, use);
 }

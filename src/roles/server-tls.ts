@@ -1,5 +1,5 @@
 import type { TlsConfig } from '../config/config.ts';
-import type { HttpTls } from '../http/server-options.ts';
+import type { ServerTls } from '../core/server-tls.ts';
 import type { Logger } from '../obs/log.ts';
 import { checkPem } from './pem.ts';
 import { type Watched, watchFiles } from './watched-files.ts';
@@ -9,15 +9,15 @@ export function watchServerTls(
   name: string,
   { cert, key, clientCa }: TlsConfig,
   log: Logger,
-  use: (tls: HttpTls) => void,
-): Watched<HttpTls> {
+  use: (tls: ServerTls) => void,
+): Watched<ServerTls> {
   return watchFiles({
     files: [
       { name: `${name}.cert`, path: cert },
       { name: `${name}.key`, path: key },
       ...(clientCa === undefined ? [] : [{ name: `${name}.client_ca`, path: clientCa }]),
     ],
-    make: ([certText = '', keyText = '', ca]): HttpTls => {
+    make: ([certText = '', keyText = '', ca]): ServerTls => {
       checkPem({ cert: certText, key: keyText, ca });
       return { cert: certText, key: keyText, ...(ca === undefined ? {} : { clientCa: ca }) };
     },

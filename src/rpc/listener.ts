@@ -4,6 +4,7 @@ import { createServer as createHttpsServer, type Server as HttpsServer } from 'n
 import type { AddressInfo, Socket } from 'node:net';
 import type { ConnectError } from '@connectrpc/connect';
 import { BatonError } from '../core/errors.ts';
+import { contextOf, type ServerTls } from '../core/server-tls.ts';
 import type { FaultSink } from './bind.ts';
 import type { CallerOf } from './caller.ts';
 import { connectErrorFromBaton } from './errors.ts';
@@ -29,14 +30,6 @@ export interface RpcListenerOptions {
   readonly silentMs?: number;
   /** Connections of the port at a time; one more is closed at once. Default no limit. */
   readonly maxConnections?: number;
-}
-
-/** TLS of a server; each member as PEM. */
-export interface ServerTls {
-  readonly cert: string;
-  readonly key: string;
-  /** Authorities of clients' certificates; with it a client without such a certificate is turned away. */
-  readonly clientCa?: string;
 }
 
 /** A listening RPC port. Disposing closes it at once. */
@@ -223,10 +216,6 @@ function takeListeners(server: Server | HttpsServer, event: string): (socket: So
   return (socket) => {
     for (const listener of listeners) Reflect.apply(listener, server, [socket]);
   };
-}
-
-function contextOf({ cert, key, clientCa }: ServerTls) {
-  return { cert, key, ...(clientCa === undefined ? {} : { ca: clientCa }) };
 }
 
 function listening(server: Server, listen: () => void): Promise<void> {

@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
+import { stateWord } from '../../src/core/instance-words.ts';
 import { connectRemote } from '../../src/rpc/clients.ts';
-import { stateWord } from '../../src/services/instance-words.ts';
 import { chatBody, engine, legsOf, metricOf, startLadder } from './ladder-support.ts';
 
 test('a decode engine that stood still past a lease gets no turns until it is restarted: its cache is poisoned', async () => {

@@ -3,9 +3,9 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import { Role } from '../../gen/baton/v1/instance_pb.ts';
+import { stateWord } from '../../src/core/instance-words.ts';
 import type { Running } from '../../src/roles.ts';
 import { connectRemote, type RemoteServices } from '../../src/rpc/clients.ts';
-import { stateWord } from '../../src/services/instance-words.ts';
 import { configOf, startQuietly } from '../support/harness.ts';
 import { waitUntil } from '../support/wait.ts';
 

@@ -1,8 +1,8 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { afterEach, expect, test } from 'vitest';
+import { stateWord } from '../../src/core/instance-words.ts';
 import { connectRemote } from '../../src/rpc/clients.ts';
-import { stateWord } from '../../src/services/instance-words.ts';
 import { startSim } from '../../src/sim/start-sim.ts';
 import { startBatonProcess } from '../support/baton-process.ts';
 import { hasTool, skipWithout } from '../support/tools.ts';

@@ -1,8 +1,8 @@
 import type { InstanceSpec } from '../../src/core/instance-spec.ts';
+import { stateWord } from '../../src/core/instance-words.ts';
 import type { Probe, ProbePart, ProbeResult } from '../../src/engine/probe.ts';
 import { type Logger, SILENT_LOGGER } from '../../src/obs/log.ts';
 import type { Clock } from '../../src/services/clock.ts';
-import { stateWord } from '../../src/services/instance-words.ts';
 import { PoolRegistryService } from '../../src/services/registry/pool-registry.ts';
 
 /** Time that passes when the test says so. */

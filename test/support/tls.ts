@@ -1,7 +1,7 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
+import type { ServerTls } from '../../src/core/server-tls.ts';
 import type { ClientTls } from '../../src/rpc/clients.ts';
-import type { ServerTls } from '../../src/rpc/listener.ts';
 
 /** Folder of the certificates that `make.sh` in it has made. */
 export const TLS_FOLDER = join(import.meta.dirname, '..', 'fixtures', 'tls');

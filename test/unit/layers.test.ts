@@ -106,7 +106,7 @@ const TABLE: Readonly<Record<string, Row>> = {
   // Help for other programs: what is known of the commands, written down.
   'cli/describe': { packages: ['commander'] },
   'cli/explain': {
-    areas: ['roles', 'gen', 'core', 'config/unread', 'services/instance-words', 'services/plan-message'],
+    areas: ['roles', 'gen', 'core', 'config/unread', 'services/plan-message'],
     types: ['config', 'obs'],
     packages: [PROTOBUF, 'node:'],
   },
@@ -118,7 +118,7 @@ const TABLE: Readonly<Record<string, Row>> = {
   },
   // Talks with a running registry.
   'cli/pool-command': {
-    areas: ['config', 'core', 'gen', 'rpc', 'services/instance-words'],
+    areas: ['config', 'core', 'gen', 'rpc'],
     packages: [PROTOBUF, '@connectrpc/connect', 'node:'],
   },
   // The package entry that starts baton in somebody else's process.

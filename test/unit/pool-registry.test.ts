@@ -11,9 +11,9 @@ import {
   WatchInstancesRequestSchema,
   type WatchInstancesResponse,
 } from '../../gen/baton/v1/pool_registry_pb.ts';
+import { stateWord } from '../../src/core/instance-words.ts';
 import type { ProbeResult } from '../../src/engine/probe.ts';
 import { createLogger, SILENT_LOGGER } from '../../src/obs/log.ts';
-import { stateWord } from '../../src/services/instance-words.ts';
 import { probeKeyOf } from '../../src/services/probe-key.ts';
 import { PoolRegistryService } from '../../src/services/registry/pool-registry.ts';
 import { bad, CARD, FakeClock, good, settle, setUp, spec } from '../support/registry.ts';

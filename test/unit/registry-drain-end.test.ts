@@ -2,8 +2,8 @@ import { create } from '@bufbuild/protobuf';
 import { afterEach, describe, expect, it } from 'vitest';
 import { KVCacheStore } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import { DrainInstanceRequestSchema, ResumeInstanceRequestSchema } from '../../gen/baton/v1/pool_registry_pb.ts';
+import { stateWord } from '../../src/core/instance-words.ts';
 import { createDirectClient } from '../../src/rpc/direct-client.ts';
-import { stateWord } from '../../src/services/instance-words.ts';
 import { DrainEnd } from '../../src/services/registry/drain-end.ts';
 import { good, setUp, spec } from '../support/registry.ts';
 

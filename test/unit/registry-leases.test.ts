@@ -12,7 +12,7 @@ import {
   WatchInstancesRequestSchema,
 } from '../../gen/baton/v1/pool_registry_pb.ts';
 import { BatonError } from '../../src/core/errors.ts';
-import { stateWord } from '../../src/services/instance-words.ts';
+import { stateWord } from '../../src/core/instance-words.ts';
 import type { PoolRegistryService } from '../../src/services/registry/pool-registry.ts';
 import { bad, good, settle, setUp } from '../support/registry.ts';
 

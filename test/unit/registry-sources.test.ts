@@ -8,9 +8,9 @@ import {
   RegisterInstanceRequestSchema,
   ResumeInstanceRequestSchema,
 } from '../../gen/baton/v1/pool_registry_pb.ts';
+import { stateWord } from '../../src/core/instance-words.ts';
 import { createLogger } from '../../src/obs/log.ts';
 import { LATE_READ } from '../../src/services/instance-record.ts';
-import { stateWord } from '../../src/services/instance-words.ts';
 import { bad, good, setUp, spec } from '../support/registry.ts';
 
 function setUpSources(ids: readonly string[] = []) {
