@@ -72,6 +72,14 @@ test.for(['all-in-one', 'split', 'tls'])('the pods of %s serve, and their probes
   for (const { pod, running } of pods) expect(await passes(pod, running, 'livenessProbe'), pod.name).toBe(true);
   for (const each of pods) if (each !== door) expect(await passes(each.pod, each.running, 'readinessProbe')).toBe(true);
 
+  // Metrics are for whoever shows the token of the ServiceMonitor, where the case has one.
+  for (const { pod, running } of pods) {
+    const metrics = (headers: Readonly<Record<string, string>>) => fetch(`${running.adminUrl}/metrics`, { headers });
+    const isGuarded = pod.container.args.some((arg) => arg.startsWith('--admin-tokens-file='));
+    expect([(await metrics({})).status, isGuarded]).toEqual(name === 'split' ? [401, true] : [200, false]);
+    expect((await metrics({ authorization: `Bearer ${SECRET}` })).status).toBe(200);
+  }
+
   // Without engines the front door is not ready; the registry has them from the API server.
   expect(await passes(door.pod, door.running, 'readinessProbe')).toBe(false);
   for (const [role, [sim]] of [

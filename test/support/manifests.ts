@@ -117,6 +117,7 @@ const pem = (name: string) => readFileSync(join(TLS_FOLDER, name), 'utf8');
 /** The Secrets that the cases name, as docs/kubernetes.md says how to make them. */
 const SECRETS: Readonly<Record<string, Readonly<Record<string, string>>>> = {
   'baton-tokens': { 'tokens.txt': `roles ${HASH} any-tenant operator\n`, 'client-token': SECRET },
+  'baton-admin-tokens': { 'tokens.txt': `prometheus ${HASH}\n`, 'scrape-token': SECRET },
   'baton-api-keys': { 'keys.txt': `team-a ${HASH}\n` },
   'baton-tls': { 'tls.crt': pem('server.pem'), 'tls.key': pem('server.key'), 'ca.crt': pem('ca.pem') },
   'baton-valkey': { password: SECRET },

@@ -38,13 +38,15 @@ function readConfig(pod: BatonWorkload, name: string, root: string): Config {
   const { config } = loaded;
   // The case `split` has no TLS; the case `tls` has.
   const hasPlainTokens = config.rpc.tokensFile !== undefined && config.rpc.tls === undefined;
-  const warning = { where: '--rpc-host', message: expect.stringMatching(/^tokens cross the network/) };
-  expect(loaded.warnings).toEqual(hasPlainTokens && name === 'split' ? [warning] : []);
-  const { rpc, rpcClient, auth, store } = config;
+  const warning = (where: string) => ({ where, message: expect.stringMatching(/^tokens cross the network/) });
+  expect(loaded.warnings).toEqual(
+    name === 'split' ? [warning('--admin-host'), ...(hasPlainTokens ? [warning('--rpc-host')] : [])] : [],
+  );
+  const { rpc, rpcClient, admin, auth, store } = config;
   const files = [
     ...[rpc.tls?.cert, rpc.tls?.key, rpc.tls?.clientCa, rpc.tokensFile],
     ...[rpcClient.ca, rpcClient.cert, rpcClient.key, rpcClient.tokenFile],
-    ...[auth.apiKeysFile, store.valkey?.passwordFile, store.valkey?.caFile],
+    ...[admin.tokensFile, auth.apiKeysFile, store.valkey?.passwordFile, store.valkey?.caFile],
   ];
   for (const file of files) if (file !== undefined) expect(existsSync(file), file).toBe(true);
   return config;
@@ -165,10 +167,11 @@ test('the split roles scale: facades by load, budgets for whatever has more than
 
 test('the ServiceMonitor selects the metrics of every pod', () => {
   const monitor = readManifests('split').find(({ kind }) => kind === 'ServiceMonitor');
+  const credentials = { name: 'baton-admin-tokens', key: 'scrape-token' };
   expect(monitor?.['apiVersion']).toBe('monitoring.coreos.com/v1');
   expect(monitor?.['spec']).toEqual({
     selector: { matchLabels: { 'app.kubernetes.io/instance': 'baton', 'baton/metrics': 'true' } },
-    endpoints: [{ port: 'admin', path: '/metrics', interval: '15s' }],
+    endpoints: [{ port: 'admin', path: '/metrics', interval: '15s', authorization: { type: 'Bearer', credentials } }],
   });
   const labelled = readManifests('split').filter(
     ({ kind, metadata }) => kind === 'Service' && JSON.stringify(metadata).includes('"baton/metrics":"true"'),

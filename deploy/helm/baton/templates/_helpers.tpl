@@ -170,8 +170,12 @@ kvstore: { rpc: true, store: true, service: baton.v1.KVCacheStore, replicas: {{ 
 {{- end }}
 - --admin-host={{ $v.listenHost }}
 - --admin-port=29000
+{{- if $v.admin.tokens.secret }}
+- --admin-tokens-file=/etc/baton/admin-tokens/tokens.txt
+{{- else }}
 # Reading metrics takes no authentication: the NetworkPolicy says who gets there.
 - --insecure-admin
+{{- end }}
 {{- end -}}
 
 {{/* The volumes of a component as {name, mountPath, volume}: {root, component, spec}. */}}
@@ -181,6 +185,9 @@ kvstore: { rpc: true, store: true, service: baton.v1.KVCacheStore, replicas: {{ 
 - { name: config, path: /etc/baton/config, volume: { configMap: { name: {{ $name }}-{{ .component }} } } }
 # The executable puts the addon of the notice socket (kv_connector: lmcache) there.
 - { name: tmp, path: /tmp, writable: true, volume: { emptyDir: { sizeLimit: 64Mi } } }
+{{- if $v.admin.tokens.secret }}
+- { name: admin-tokens, path: /etc/baton/admin-tokens, volume: { secret: { secretName: {{ $v.admin.tokens.secret }}, defaultMode: 0440, items: [{ key: tokens.txt, path: tokens.txt }] } } }
+{{- end }}
 {{- if and .spec.facade $v.apiKeys.secret }}
 - { name: api-keys, path: /etc/baton/api-keys, volume: { secret: { secretName: {{ $v.apiKeys.secret }}, defaultMode: 0440, items: [{ key: keys.txt, path: keys.txt }] } } }
 {{- end }}
