@@ -31,6 +31,18 @@ export interface FinishedRequest {
   readonly completionTokens?: number | undefined;
 }
 
+/** A call with a single answer that has ended. */
+export interface EndedCall {
+  /** Name in the contract, e.g. `TakeEntry`. */
+  readonly method: string;
+  /** `ok`, or the code of its error as a word. */
+  readonly outcome: string;
+  readonly milliseconds: number;
+}
+
+/** Whose certificate: a listener's, or the one that is shown to other processes. */
+export type CertificateUse = 'facade' | 'rpc' | 'admin' | 'rpc_client';
+
 /** One instance for `baton_instances`, as words. */
 export interface InstanceWords {
   readonly role: string;
@@ -111,6 +123,9 @@ export class Metrics {
   readonly #drains = this.#series.counter('baton_lmcache_drains_total');
   readonly #storeFailures = this.#series.counter('baton_store_failures_total');
   readonly #storeBreaker = this.#series.gauge('baton_store_breaker_open');
+  readonly #rpcDuration = this.#series.histogram('baton_rpc_duration_seconds');
+  readonly #storeDuration = this.#series.histogram('baton_store_duration_seconds');
+  readonly #certificateEnd = this.#series.gauge('baton_tls_certificate_expiry_timestamp_seconds');
   readonly #spans = this.#series.counter('baton_trace_spans_total');
   readonly #lag = new EventLoopLag(this.#series);
   readonly #storeEntries = this.#series.gauge('baton_store_entries');
@@ -341,6 +356,21 @@ export class Metrics {
   /** Counts spans that were sent to the collector, or could not be. */
   spansSent(result: 'exported' | 'failed', spans: number): void {
     this.#spans.inc({ result }, spans);
+  }
+
+  /** Records a call that the RPC port served. */
+  rpcServed({ method, outcome, milliseconds }: EndedCall): void {
+    this.#rpcDuration.child(method, this.#word('rpc_outcome', outcome)).observe(milliseconds);
+  }
+
+  /** Records a call of this process to its store. */
+  storeCalled({ method, outcome, milliseconds }: EndedCall): void {
+    this.#storeDuration.child(method, this.#word('store_outcome', outcome)).observe(milliseconds);
+  }
+
+  /** A certificate is in use from now on; Unix time of its end in milliseconds. */
+  certificateUsed(use: CertificateUse, endsAt: number): void {
+    this.#certificateEnd.set({ use }, endsAt / 1000);
   }
 
   /** Source of the gauges of pins. Default none. */

@@ -234,6 +234,13 @@ export const SERIES = [
     labels: [],
   },
   {
+    name: 'baton_store_duration_seconds',
+    kind: 'histogram',
+    help: 'Time of calls of this process to the store, in whichever process that is; those that were not made because it does not answer left out.',
+    labels: ['method', 'outcome'],
+    buckets: SECONDS,
+  },
+  {
     name: 'baton_store_failures_total',
     kind: 'counter',
     help: 'Calls to a store in another process that requests waited for and that got no answer in time.',
@@ -244,6 +251,13 @@ export const SERIES = [
     kind: 'gauge',
     help: '1 while a store in another process is not asked because it did not answer; plans are then made without it.',
     labels: [],
+  },
+  {
+    name: 'baton_rpc_duration_seconds',
+    kind: 'histogram',
+    help: 'Time of calls with a single answer that the RPC port served; those that it refused before, for want of a token or a right message, left out.',
+    labels: ['method', 'outcome'],
+    buckets: SECONDS,
   },
   {
     name: 'baton_rebound_total',
@@ -280,6 +294,12 @@ export const SERIES = [
     kind: 'gauge',
     help: 'Unix time at which the settings were read without a mistake last, the start included.',
     labels: [],
+  },
+  {
+    name: 'baton_tls_certificate_expiry_timestamp_seconds',
+    kind: 'gauge',
+    help: 'Unix time at which the certificate in use ends, or one of its chain if that ends first: of a listener, or the one shown to other processes (rpc_client).',
+    labels: ['use'],
   },
   {
     name: 'baton_trace_spans_total',

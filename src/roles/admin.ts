@@ -39,7 +39,9 @@ export async function openAdmin(parts: AdminParts): Promise<string> {
       ? { callerOf: parts.callerOf, hasTokens: config.rpc.tokensFile !== undefined }
       : { callerOf: own, hasTokens: true };
   const watched =
-    tls === undefined ? undefined : stack.use(watchServerTls('admin.tls', tls, log, (next) => renewTls(admin, next)));
+    tls === undefined
+      ? undefined
+      : stack.use(watchServerTls('admin', tls, { metrics, log }, (next) => renewTls(admin, next)));
   const admin = buildAdmin(metrics, { ...gate, reload }, workers === undefined ? undefined : { ...gate, ...workers }, {
     limits: { headerBytes: HEADER_BYTES, headerMs: HEADER_MS, connections: maxConnections },
     tls: watched?.current,

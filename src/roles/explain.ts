@@ -38,7 +38,7 @@ export async function explainRequest(config: Config, request: ExplainedRequest, 
   await using stack = new AsyncDisposableStack();
   const url = config.routerUrl ?? '';
   try {
-    const { router } = createPeers(config.rpcClient, undefined, log, stack)(url);
+    const { router } = createPeers(config.rpcClient, { log, stack })(url);
     return { kind: 'ok', answer: await router.explainRoute({ facts: read.facts }, { timeoutMs: TIMEOUT_MS }) };
   } catch (error) {
     const known = error instanceof BatonError ? error : batonErrorFrom(error, 'ROUTER_UNAVAILABLE');

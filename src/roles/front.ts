@@ -36,7 +36,9 @@ export async function openFront(
   const { facade } = settings.current;
   const stack = outer.use(new AsyncDisposableStack());
   const tls =
-    facade.tls === undefined ? undefined : stack.use(await watchTls(facade.tls, log, (next) => renewTls(app, next)));
+    facade.tls === undefined
+      ? undefined
+      : stack.use(await watchTls(facade.tls, { metrics, log }, (next) => renewTls(app, next)));
   const app = buildFacade({
     life,
     metrics,
@@ -57,7 +59,11 @@ export async function openFront(
 }
 
 /** What reads certificates is loaded only where there are some. */
-async function watchTls(tls: TlsConfig, log: Logger, use: (tls: ServerTls) => void): Promise<Watched<ServerTls>> {
+async function watchTls(
+  tls: TlsConfig,
+  told: { readonly metrics: Metrics; readonly log: Logger },
+  use: (tls: ServerTls) => void,
+): Promise<Watched<ServerTls>> {
   const { watchServerTls } = await import('./server-tls.ts');
-  return watchServerTls('facade.tls', tls, log, use);
+  return watchServerTls('facade', tls, told, use);
 }

@@ -49,6 +49,14 @@ function checkTime({ validFromDate, validToDate }: X509Certificate): void {
   }
 }
 
+const CERTIFICATE = /-----BEGIN ([A-Z0-9 ]*CERTIFICATE)-----[\s\S]*?-----END \1-----/g;
+
+/** Unix time, in milliseconds, at which a certificate or one of the chain behind it ends first. */
+export function endOfChain(cert: string): number {
+  const ends = [...cert.matchAll(CERTIFICATE)].map(([text]) => new X509Certificate(text).validToDate.getTime());
+  return Math.min(...ends);
+}
+
 function day(date: Date): string {
   return date.toISOString().slice(0, 16).replace('T', ' ').concat(' UTC');
 }

@@ -2,6 +2,7 @@ import type { Config } from '../config/config.ts';
 import type { Settings } from '../config/settings.ts';
 import { parseRpcTokens } from '../core/tenant.ts';
 import type { Logger } from '../obs/log.ts';
+import type { Metrics } from '../obs/metrics.ts';
 import type { FaultSink } from '../rpc/bind.ts';
 import { type CallerOf, createCallerOf } from '../rpc/caller.ts';
 import { RPC_MAX_TIMEOUT_MS } from '../rpc/limits.ts';
@@ -24,6 +25,7 @@ export interface RpcParts {
   readonly services: RpcServices;
   readonly callerOf: CallerOf;
   readonly onFault: FaultSink;
+  readonly metrics: Metrics;
   readonly log: Logger;
   readonly stack: AsyncDisposableStack;
 }
@@ -48,11 +50,14 @@ export function watchTokens(
 }
 
 /** Opens the RPC port and the socket, as far as the settings want them; the stack drains and closes both. */
-export async function openRpc({ settings, services, callerOf, onFault, log, stack }: RpcParts): Promise<RpcAddresses> {
+export async function openRpc(parts: RpcParts): Promise<RpcAddresses> {
+  const { settings, services, callerOf, onFault, metrics, log, stack } = parts;
   const config = settings.current;
   const { host, port, socket, tls } = config.rpc;
   const watchedTls =
-    tls === undefined || port === 'off' ? undefined : watchServerTls('rpc.tls', tls, log, (next) => rpc.useTls(next));
+    tls === undefined || port === 'off'
+      ? undefined
+      : watchServerTls('rpc', tls, { metrics, log }, (next) => rpc.useTls(next));
   if (watchedTls !== undefined) stack.use(watchedTls);
   const rpc: RpcListener = await startRpcListener({
     host,
@@ -62,6 +67,7 @@ export async function openRpc({ settings, services, callerOf, onFault, log, stac
     services,
     callerOf,
     onFault,
+    onCall: (call) => metrics.rpcServed(call),
     maxConnections: config.rpc.maxConnections,
   }).catch((error: unknown) => failRpc(error, config.rpc));
   // 0 is no limit.

@@ -77,7 +77,7 @@ export async function startRoles(
   const has = (role: Config['roles'][number]) => config.roles.includes(role);
   const connector = front === undefined ? undefined : firstTokenConnector(config);
   const notices = connector === undefined ? undefined : await openNotices(config, metrics, stack);
-  const connectTo = createPeers(config.rpcClient, tracer, log, stack);
+  const connectTo = createPeers(config.rpcClient, { tracer, metrics, log, stack });
   const sims = config.sim === undefined ? undefined : await startSims(config, stack, log, notices?.address);
   const onFault = ({ method, error }: { readonly method: string; readonly error: unknown }) =>
     log.error({ method, ...errorFields(error) }, 'call failed');
@@ -127,7 +127,7 @@ export async function startRoles(
   if (notices?.address !== undefined) addresses.notices = notices.address;
   // A facade alone serves no RPC: its port would only stand in another role's way.
   if ((config.rpc.port !== 'off' || config.rpc.socket !== undefined) && Object.keys(services).length > 0) {
-    Object.assign(addresses, await openRpc({ settings, services, callerOf, onFault, log, stack }));
+    Object.assign(addresses, await openRpc({ settings, services, callerOf, onFault, metrics, log, stack }));
     if (routerService !== undefined) stack.defer(() => routerService.stopWaiting());
   }
   if (config.admin.port !== 'off') {

@@ -57,7 +57,7 @@ export async function openStore(
   const callerOf = ({ protocolName, values }: StoreCallContext) =>
     protocolName === 'direct' ? EVERYTHING : values.get(CALLER);
   const service = traceCalls(KVCacheStore, stack.use(new KvCacheStoreService({ store, limits, callerOf })), tracer);
-  const client = createDirectClient(KVCacheStore, service, onFault);
+  const client = createDirectClient(KVCacheStore, service, onFault, (call) => metrics.storeCalled(call));
   // Nothing is counted while the server behind the store is away; who looks at the counts is not refused for that.
   const readStats = () => client.getStats({}).catch(() => create(GetStatsResponseSchema));
   metrics.watchStore(async () => {
@@ -86,7 +86,7 @@ export async function openStore(
  * How a store of another process is called: while it does not answer it is left alone for a moment, as each request would
  * else wait for it in vain. The log and the metrics say so.
  */
-export function watchStore(metrics: Metrics, log: Logger): Pick<RemoteOptions, 'breaker' | 'onEnd'> {
+export function watchStore(metrics: Metrics, log: Logger): Pick<RemoteOptions, 'breaker' | 'onEnd' | 'onCall'> {
   const { note } = new PeerLog(log, 'store');
   let lastFailure: unknown;
   const breaker = new ServerBreaker({
@@ -101,7 +101,7 @@ export function watchStore(metrics: Metrics, log: Logger): Pick<RemoteOptions, '
     if (error !== undefined && !isRefusal(error)) lastFailure = error;
     else if (!breaker.isOpen) note(error);
   };
-  return { breaker, onEnd };
+  return { breaker, onEnd, onCall: (call) => metrics.storeCalled(call) };
 }
 
 /** A backend that refuses to start says why. */

@@ -15,6 +15,7 @@ import { Health } from '../../gen/grpc/health/v1/health_pb.ts';
 import type { Tracer } from '../obs/tracer.ts';
 import { breakerInterceptor, type ServerBreaker } from './breaker.ts';
 import { RPC_MAX_MESSAGE_BYTES } from './limits.ts';
+import { type CallTimer, timeInterceptor } from './time-calls.ts';
 import { traceInterceptor } from './trace-calls.ts';
 
 /** Where another process serves RPC, and how to speak with it. */
@@ -36,6 +37,8 @@ export interface RemoteOptions {
   readonly breaker?: ServerBreaker;
   /** Told how each call with a single answer ended: undefined if it was answered. Must not throw. */
   readonly onEnd?: (error: unknown) => void;
+  /** Told how long each call with a single answer took; of none that a breaker held back. Must not throw. */
+  readonly onCall?: CallTimer;
   /** Gives the calls that are made while another is served the headers of its trace. Default none. */
   readonly tracer?: Tracer;
   /** For `https:` URLs. Default: the authorities that Node trusts, and no certificate of one's own. */
@@ -85,6 +88,7 @@ function createTransport(options: RemoteOptions): { transport: Transport; close:
     interceptors: [
       ...(options.breaker === undefined ? [] : [breakerInterceptor(options.breaker)]),
       ...(options.onEnd === undefined ? [] : [tellEnd(options.onEnd)]),
+      ...(options.onCall === undefined ? [] : [timeInterceptor(options.onCall)]),
       ...(options.token === undefined ? [] : [bearer(options.token)]),
       ...(options.tracer === undefined ? [] : [traceInterceptor(options.tracer)]),
       asUnavailable(() => closed),

@@ -4,19 +4,22 @@ import { type BoundMethod, bindService, type FaultSink, untilAborted } from './b
 import { abortErrorOf } from './errors.ts';
 import { LazyContext } from './lazy-context.ts';
 import { RPC_MAX_TIMEOUT_MS } from './limits.ts';
+import { type CallTimer, timeMethod } from './time-calls.ts';
 
 /**
  * Binds the client type of a service to an implementation in this process, without serialisation. It behaves as a
  * remote client does: abort, `timeoutMs` (0 is none), error mapping, UNIMPLEMENTED. Messages are shared and not copied, so both
- * sides treat them as read-only. A server stream starts with its first read.
+ * sides treat them as read-only. A server stream starts with its first read. `onCall` is told of each call with a single answer.
  */
 export function createDirectClient<Desc extends DescService>(
   service: Desc,
   impl: Partial<ServiceImpl<Desc>>,
   onFault: FaultSink = () => undefined,
+  onCall?: CallTimer,
 ): Client<Desc> {
   const methods: Record<string, unknown> = {};
-  for (const bound of bindService(service, impl, onFault)) {
+  for (const plain of bindService(service, impl, onFault)) {
+    const bound = onCall === undefined ? plain : timeMethod(plain, onCall);
     methods[bound.method.localName] =
       bound.kind === 'unary'
         ? (input: MessageInitShape<typeof bound.method.input>, options?: CallOptions) =>

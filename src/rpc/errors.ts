@@ -54,6 +54,11 @@ export function connectErrorFrom(thrown: unknown, signal?: AbortSignal): Connect
   return new ConnectError('internal error', Code.Internal, undefined, details, thrown);
 }
 
+/** A code as a word, e.g. `deadline_exceeded`. */
+export function codeWord(code: Code): string {
+  return Code[code].replaceAll(/(?<!^)([A-Z])/g, '_$1').toLowerCase();
+}
+
 /** Why an aborted signal ended a call: its reason if that is a ConnectError, else CANCELED. */
 export function abortErrorOf(signal: AbortSignal): ConnectError {
   const reason: unknown = signal.reason;
@@ -120,7 +125,7 @@ export function batonErrorFrom(thrown: unknown, fallback: ErrorReasonName): Bato
   if (error.code === Code.Canceled) {
     return new BatonError({ reason: 'CLIENT_GONE', message: 'the call was canceled' }, { cause: error });
   }
-  const code = Code[error.code].replaceAll(/(?<!^)([A-Z])/g, '_$1').toLowerCase();
+  const code = codeWord(error.code);
   return new BatonError(
     {
       reason: fallback,

@@ -14,6 +14,7 @@ import { HealthService } from './health.ts';
 import { COMPRESS_MIN_BYTES, RPC_MAX_MESSAGE_BYTES, RPC_MAX_TIMEOUT_MS } from './limits.ts';
 import { mountReflection } from './reflection.ts';
 import { bindServices, type RpcServices, servedNames } from './routes.ts';
+import { type CallTimer, timeMethod } from './time-calls.ts';
 import { type NodeRequest, type NodeResponse, UnaryCalls } from './unary-calls.ts';
 import { blameCaller, WAS_READ } from './unread-message.ts';
 
@@ -23,6 +24,8 @@ export interface RpcHandlerOptions {
   readonly callerOf: CallerOf;
   /** Gets every fault of an implementation and of the handler. */
   readonly onFault: FaultSink;
+  /** Told of each call with a single answer that came as far as its implementation. */
+  readonly onCall?: CallTimer;
   /** Ends open streams with its reason. */
   readonly streamStop: AbortSignal;
   /** Ends every open call with its reason. */
@@ -41,7 +44,7 @@ export class RpcHandler implements Disposable {
   #onIdle: (() => void) | undefined;
 
   constructor(options: RpcHandlerOptions) {
-    const { callerOf, onFault, streamStop, callStop } = options;
+    const { callerOf, onFault, onCall, streamStop, callStop } = options;
     const router = createConnectRouter({
       acceptCompression: [compressionGzip],
       compressMinBytes: COMPRESS_MIN_BYTES,
@@ -54,7 +57,8 @@ export class RpcHandler implements Disposable {
         if (caller !== undefined) values.set(CALLER, caller);
       },
     });
-    const methods = bindServices(options.services, onFault);
+    const plain = bindServices(options.services, onFault);
+    const methods = onCall === undefined ? plain : plain.map((bound) => timeMethod(bound, onCall));
     for (const bound of methods) {
       if (bound.kind === 'unary') {
         router.rpc(bound.method, (message, context) => {

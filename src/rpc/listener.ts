@@ -11,6 +11,7 @@ import { connectErrorFromBaton } from './errors.ts';
 import { RpcHandler } from './handler.ts';
 import { sniffProtocol } from './protocol-sniff.ts';
 import type { RpcServices } from './routes.ts';
+import type { CallTimer } from './time-calls.ts';
 import { clearSocketPath, forOwnerAlone } from './unix-socket.ts';
 
 /** What {@link startRpcListener} needs. */
@@ -26,6 +27,8 @@ export interface RpcListenerOptions {
   readonly callerOf: CallerOf;
   /** Gets every fault of an implementation and of the listener. */
   readonly onFault: FaultSink;
+  /** Told of each call with a single answer that came as far as its implementation; must not throw. */
+  readonly onCall?: CallTimer;
   /** A socket that says too little to tell its protocol is closed after this time, milliseconds. Default 10,000. */
   readonly silentMs?: number;
   /** Connections of the port at a time; one more is closed at once. Default no limit. */

@@ -71,6 +71,16 @@ function shown(port: number): Promise<string> {
   });
 }
 
+/** When the certificates in use end, as the metrics tell it: seconds by what they are for. */
+async function toldEnds(): Promise<Readonly<Record<string, number>>> {
+  const { text } = await ask(`${baton.adminUrl}/metrics`, undefined, {
+    headers: { authorization: `Bearer ${TOKENS.reader}` },
+  });
+  const lines = text.matchAll(/^baton_tls_certificate_expiry_timestamp_seconds\{use="(\w+)"\} (\S+)$/gm);
+  return Object.fromEntries([...lines].map(([, use, seconds]) => [use, Number(seconds)]));
+}
+
+const endOf = (name: string) => new X509Certificate(pem(`${name}.pem`)).validToDate.getTime() / 1000;
 const printOf = (name: string) => new X509Certificate(pem(`${name}.pem`)).fingerprint256;
 
 describe('the facade with TLS and certificates of clients', () => {
@@ -91,12 +101,15 @@ describe('the facade with TLS and certificates of clients', () => {
 
   test('shows a renewed certificate to new connections, and keeps the old one while the new one is of no use', async () => {
     expect(await shown(baton.port)).toBe(printOf('server'));
+    expect(await toldEnds()).toEqual({ facade: endOf('server'), admin: endOf('server') });
     install('server-2');
     await expect.poll(() => shown(baton.port), { timeout: 10_000 }).toBe(printOf('server-2'));
+    await expect.poll(toldEnds, { timeout: 10_000 }).toEqual({ facade: endOf('server-2'), admin: endOf('server-2') });
     install('expired');
     const complaint = () => baton.log.findLast(({ level }) => level === 'error');
     await expect.poll(complaint, { timeout: 10_000 }).toMatchObject({ cause: expect.stringContaining('expired on') });
     expect(await shown(baton.port)).toBe(printOf('server-2'));
+    expect(await toldEnds()).toMatchObject({ facade: endOf('server-2') });
     expect((await chat('client')).status).toBe(200);
   });
 });

@@ -91,6 +91,8 @@ describe('a prefill leg with a handle fails', () => {
     await engine(harness.prefill).setFault({ kind: 'status', status: 500, leg: 'prefill' });
     expect(await talk.turn()).toMatchObject({ outcome: 'warm_failed_cold_retry' });
     expect(await metricOf(harness, 'baton_reuse_total{outcome="warm_failed_cold_retry"}')).toBe(1);
+    const takes = 'baton_store_duration_seconds_count{method="TakeEntry",outcome="ok"}';
+    expect(await metricOf(harness, takes)).toBeGreaterThan(0);
     expect(await metricOf(harness, 'baton_retries_total{reason="warm"}')).toBe(1);
     // The handle was spent, and the turn left a new one.
     expect(await talk.turn()).toMatchObject({ outcome: 'hit' });

@@ -18,8 +18,8 @@ interface Split {
   /** The process with the router and the registry: ends it, and starts it again on the same port. */
   readonly stopRouter: () => Promise<void>;
   readonly startRouter: () => Promise<void>;
-  /** Requests that wait in the router. */
-  readonly queued: () => Promise<number>;
+  /** Value of a series of that process. */
+  readonly metric: (series: string) => Promise<number>;
 }
 
 interface StartOptions {
@@ -66,8 +66,8 @@ async function start(options: StartOptions = {}): Promise<Split> {
   stack.defer(() => baton.stop());
   const url = `http://${baton.addresses.facade}`;
   await untilReady(url, true);
-  const queued = () => metricOf({ adminUrl: `http://${router?.addresses.admin}` }, 'baton_queue_depth');
-  return { pools, plain, url, stopRouter, startRouter, queued };
+  const metric = (series: string) => metricOf({ adminUrl: `http://${router?.addresses.admin}` }, series);
+  return { pools, plain, url, stopRouter, startRouter, metric };
 }
 
 async function untilReady(url: string, ready: boolean): Promise<void> {
@@ -78,7 +78,7 @@ async function untilReady(url: string, ready: boolean): Promise<void> {
 const chat = (url: string, body: unknown) => post(`${url}/v1/chat/completions`, body);
 
 test.each([false, true])('chat goes through both engines, stream %s', async (stream) => {
-  const { pools, plain, url } = await start();
+  const { pools, plain, url, metric } = await start();
   const body = chatBody({ stream });
   const reply = await chat(url, body);
   expect(reply.status, reply.text).toBe(200);
@@ -88,6 +88,7 @@ test.each([false, true])('chat goes through both engines, stream %s', async (str
       contentOf((await chat(plain.url, body)).text),
     ),
   );
+  expect(await metric('baton_rpc_duration_seconds_count{method="PlanRoute",outcome="ok"}')).toBe(1);
   const [prefill, decode] = [pools.prefill.flatMap(legsOf), pools.decode.flatMap(legsOf)];
   expect(prefill.map(({ params }) => params?.['do_remote_decode'])).toEqual([true]);
   expect(decode.map(({ params }) => params?.['do_remote_prefill'])).toEqual([true]);
@@ -159,7 +160,7 @@ test('a client that leaves while the router lets it wait: the next one is served
 
 test('a request that waits for an engine does not hold a router up, and is served by the next one', async () => {
   // The wait is longer than this test may take.
-  const { pools, url, stopRouter, startRouter, queued } = await start({
+  const { pools, url, stopRouter, startRouter, metric } = await start({
     decode: 1,
     timeouts: 'queue: 60s, router: 60s',
   });
@@ -167,7 +168,7 @@ test('a request that waits for an engine does not hold a router up, and is serve
   await chat(url, chatBody());
   await untilReady(url, false);
   const waiting = chat(url, chatBody());
-  await expect.poll(queued, { timeout: 10_000 }).toBe(1);
+  await expect.poll(() => metric('baton_queue_depth'), { timeout: 10_000 }).toBe(1);
   await stopRouter();
   await startRouter();
   await engine(pools.decode).clearFaults();

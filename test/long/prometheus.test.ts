@@ -79,6 +79,15 @@ test('alerts fire when they should, and not before', async (context) => {
         fires('BatonRegistryStale', '20m', [{ job: 'baton' }]),
       ],
     },
+    {
+      // 14 days and ten minutes before its end.
+      interval: '1m',
+      input_series: [up, at('baton_tls_certificate_expiry_timestamp_seconds', '1210200x60', { use: 'facade' })],
+      alert_rule_test: [
+        fires('BatonCertificateEnds', '9m', []),
+        fires('BatonCertificateEnds', '30m', [{ ...labels, use: 'facade' }]),
+      ],
+    },
     { interval: '1m', input_series: [], alert_rule_test: [fires('BatonAbsent', '10m', [{}])] },
     {
       // Another program's event loop is none of baton's.
@@ -98,6 +107,10 @@ const EXPECTED: Readonly<Record<string, Readonly<Record<string, string>>>> = {
   BatonEventLoopLag: {
     summary: 'Timers of a:29000 are 500ms late: its CPU is not enough.',
     runbook: runbook('BatonEventLoopLag'),
+  },
+  BatonCertificateEnds: {
+    summary: 'The certificate of facade at a:29000 ends in 13d 23h 40m 0s.',
+    runbook: runbook('BatonCertificateEnds'),
   },
   BatonRegistryStale: {
     summary: 'The registry does not answer; the view of the engines is an old one.',

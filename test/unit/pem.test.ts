@@ -1,6 +1,7 @@
+import { X509Certificate } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { expect, test } from 'vitest';
-import { checkPem } from '../../src/roles/pem.ts';
+import { checkPem, endOfChain } from '../../src/roles/pem.ts';
 
 const read = (name: string) => readFileSync(new URL(`../fixtures/tls/${name}`, import.meta.url), 'utf8');
 const [cert, key, ca] = [read('server.pem'), read('server.key'), read('ca.pem')];
@@ -22,7 +23,15 @@ test.each([
     { cert: read('expired.pem'), key: read('expired.key') },
     /^the certificate expired on .* UTC; renew it$/,
   ],
+  ['a damaged chain', { cert: `${cert}${ca.replace(/\n.{20}/, '\n')}`, key }, /is damaged \(ERR_\w+\)$/],
   ['half a file', { cert: cert.replace(/\n.{20}/, '\n'), key }, /^the certificate or the key is damaged \(ERR_\w+\)$/],
 ])('%s are told in words', (_, texts, message) => {
   expect(() => checkPem(texts)).toThrow(message);
+});
+
+test('a chain ends with what ends first in it', () => {
+  const endOf = (name: string) => new X509Certificate(read(name)).validToDate.getTime();
+  expect(endOfChain(cert)).toBe(endOf('server.pem'));
+  expect(endOfChain(`${key}\n${cert}\n${ca}`)).toBe(Math.min(endOf('server.pem'), endOf('ca.pem')));
+  expect(endOfChain(cert + read('expired.pem'))).toBe(endOf('expired.pem'));
 });
