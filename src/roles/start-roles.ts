@@ -143,6 +143,8 @@ export async function startRoles(
     addresses.admin = await openAdmin({ config, metrics, callerOf, reload, workers, log, stack });
   }
   if (front !== undefined) {
+    // Requests that run at a stop need the router to their end: its connection closes after the facade.
+    const link = linkRouter(settings, services.router, connectTo, onFault, log, stack);
     // At a stop the facade is the first to end, with all that it works with.
     const facadeStack = stack.use(front.stack.move());
     const engines = facadeStack.use(new EngineClient(follow(() => settings.current.timeouts)));
@@ -156,7 +158,7 @@ export async function startRoles(
     const replies = new Set<ReplySink>();
     const service = buildService({
       ...common,
-      ...linkRouter(settings, services.router, connectTo, onFault, log, facadeStack),
+      ...link,
       replies,
       view,
       log,

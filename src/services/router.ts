@@ -150,6 +150,12 @@ export class RouterService {
     const placed = this.#takePending(request.planKey) ?? (await this.#place(request, facts, call.signal));
     const { decision } = placed;
     const step = await this.#prepare(request, facts, placed, call.signal);
+    if (call.signal.aborted) {
+      // Nobody would report a plan that nobody gets, and a repeat of the call must not get what a search that was cut short found.
+      if (step?.kind === 'prepared') step.discard();
+      this.#leave(placed);
+      call.signal.throwIfAborted();
+    }
     if (step?.kind === 'need-tokens') {
       this.#remember(request.planKey, placed);
       const [first, ...fallbacks] = step.instances.map(({ id: instanceId, url }) => ({ instanceId, url }));

@@ -1,5 +1,5 @@
 import { create } from '@bufbuild/protobuf';
-import { expect, test } from 'vitest';
+import { expect, test, vi } from 'vitest';
 import { EngineInfoSchema, IncarnationSchema, KvSettingsSchema } from '../../gen/baton/v1/instance_pb.ts';
 import { KVCacheStore } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import {
@@ -155,3 +155,44 @@ test('the same planning on two routers claims once, and what the one gives back 
   await winner.reportOutcome(create(ReportOutcomeRequestSchema, { planId: plan.planId, final: true }));
   await expect.poll(async () => (await entries()).map((entry) => entry.claimed)).toEqual([false]);
 });
+
+type StoreClient = Awaited<ReturnType<typeof setUp>>['client'];
+
+/** Calls `leave` when the store has answered the next call of a method. */
+const AFTER = {
+  'the look': (client: StoreClient, leave: () => void) => {
+    const look = client.getEntry;
+    vi.spyOn(client, 'getEntry').mockImplementationOnce((...call) => look(...call).finally(leave));
+  },
+  'the take': (client: StoreClient, leave: () => void) => {
+    const take = client.takeEntry;
+    vi.spyOn(client, 'takeEntry').mockImplementationOnce((...call) => take(...call).finally(leave));
+  },
+};
+
+test.each(['the look', 'the take'] as const)(
+  'a planning whose caller goes after %s holds nothing, and its repeat gets the handle, here or at another router',
+  async (step) => {
+    const { planner, other, entries, client } = await setUp();
+    for (const next of [planner, other]) {
+      await planner.reportOutcome(finalOf(await planOf(planner)));
+      const caller = new AbortController();
+      AFTER[step](client, () => caller.abort());
+      const prompt = { instanceId: 'p', tokenIds: ids(220) };
+      const request = create(PlanRouteRequestSchema, { planKey: 'k', facts: FACTS, prompt });
+      await expect(planner.planRoute(request, { signal: caller.signal })).rejects.toThrow('aborted');
+      expect(planner.busy()).toEqual([]);
+      await expect.poll(async () => (await entries()).map(({ claimed }) => claimed)).toEqual([false]);
+      const plan = await planOf(next, ids(220));
+      expect(plan.prefillHandle?.matchedTokens).toBe(200);
+      await next.reportOutcome(
+        create(ReportOutcomeRequestSchema, {
+          planId: plan.planId,
+          final: true,
+          legs: [leg(Leg.PREFILL, LegEnding.OK, true)],
+        }),
+      );
+      await expect.poll(entries).toEqual([]);
+    }
+  },
+);

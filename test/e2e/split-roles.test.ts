@@ -18,6 +18,7 @@ interface Split {
   /** The process with the router and the registry: ends it, and starts it again on the same port. */
   readonly stopRouter: () => Promise<void>;
   readonly startRouter: () => Promise<void>;
+  readonly stopFacade: () => Promise<void>;
   /** Value of a series of that process. */
   readonly metric: (series: string) => Promise<number>;
 }
@@ -67,7 +68,7 @@ async function start(options: StartOptions = {}): Promise<Split> {
   const url = `http://${baton.addresses.facade}`;
   await untilReady(url, true);
   const metric = (series: string) => metricOf({ adminUrl: `http://${router?.addresses.admin}` }, series);
-  return { pools, plain, url, stopRouter, startRouter, metric };
+  return { pools, plain, url, stopRouter, startRouter, stopFacade: () => baton.stop(), metric };
 }
 
 async function untilReady(url: string, ready: boolean): Promise<void> {
@@ -173,6 +174,24 @@ test('a request that waits for an engine does not hold a router up, and is serve
   await startRouter();
   await engine(pools.decode).clearFaults();
   expect((await waiting).status).toBe(200);
+});
+
+test('a facade that stops keeps its router until the last request is served', async () => {
+  // The wait is longer than this test may take.
+  const { pools, url, stopFacade, metric } = await start({ decode: 1, timeouts: 'queue: 60s, router: 60s' });
+  await engine(pools.decode).setFault({ kind: 'refuse' });
+  await chat(url, chatBody());
+  await untilReady(url, false);
+  const waiting = chat(url, chatBody());
+  await expect.poll(() => metric('baton_queue_depth'), { timeout: 10_000 }).toBe(1);
+  const stopped = stopFacade();
+  await expect.poll(() => fetch(`${url}/readiness`).catch(() => 'closed'), { timeout: 10_000 }).toBe('closed');
+  await engine(pools.decode).clearFaults();
+  expect((await waiting).status).toBe(200);
+  await stopped;
+  // A planning that is asked for anew finds what the first one has taken.
+  const waited = (outcome: string) => metric(`baton_queue_wait_seconds_count{outcome="${outcome}"}`);
+  expect([await waited('client_gone'), await waited('routed')]).toEqual([0, 1]);
 });
 
 /** What a store in another process has found must not depend on how busy the machine is. */
