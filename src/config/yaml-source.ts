@@ -17,7 +17,8 @@ export type YamlResult =
 /** Parses YAML 1.2 and keeps the positions; an empty text is an empty mapping. */
 export function parseYamlSource(text: string, fileName: string): YamlResult {
   const lines = new LineCounter();
-  const document = parseDocument(text, { lineCounter: lines, prettyErrors: false });
+  // Nothing is printed: a warning of the parser would repeat what the file holds, keys too.
+  const document = parseDocument(text, { lineCounter: lines, prettyErrors: false, logLevel: 'error' });
   const at = (offset: number): string => {
     const { line, col } = lines.linePos(offset);
     return `${fileName}:${line}:${col}`;

@@ -4,6 +4,8 @@ import type { Clock } from './clock.ts';
 
 const DEFAULT_CHECKPOINT_MS = 15_000;
 const MIN_CHECKPOINT_MS = 1000;
+/** A timer that is set for more than 24 days is over at once. */
+const MAX_CHECKPOINT_MS = 3_600_000;
 
 /** One step of a watch; `token` is where a later watch goes on, empty within a snapshot. */
 export type WatchEvent<T> = (
@@ -227,7 +229,7 @@ export class WatchHub<T> {
 /** Longest time without a message of a watch, milliseconds. */
 export function readCheckpointInterval(interval: Duration | undefined): number {
   const ms = interval === undefined ? 0 : durationMs(interval);
-  return ms <= 0 ? DEFAULT_CHECKPOINT_MS : Math.max(ms, MIN_CHECKPOINT_MS);
+  return ms <= 0 ? DEFAULT_CHECKPOINT_MS : Math.min(Math.max(ms, MIN_CHECKPOINT_MS), MAX_CHECKPOINT_MS);
 }
 
 interface Resume {

@@ -23,6 +23,10 @@ export interface FuzzTarget {
 /** Sends things for so many seconds from several clients at once; `BATON_SEED` repeats what is sent. */
 export async function runFuzz(seconds: number, seed: number, target: FuzzTarget): Promise<number> {
   const wrong: string[] = [];
+  // What Node warns of, like a timer that nobody could mean, is as wrong as what a client sees.
+  const warn = ({ name, message }: Error) => void wrong.push(`${name}: ${message}`);
+  process.on('warning', warn);
+  using _ = { [Symbol.dispose]: () => void process.off('warning', warn) };
   const heaps: number[] = [];
   let sent = 0;
   for (let round = 0; round < ROUNDS; round++) {

@@ -582,6 +582,23 @@ describe('watching', () => {
     expect(clock.pending).toBe(0);
   });
 
+  it('sends a checkpoint after an hour at the latest, however long it may be silent', async () => {
+    const { clock, registry } = setUp(['a:1'], { start: false });
+    const { abort, next } = open(registry, { checkpointInterval: { seconds: 2n ** 53n, nanos: 0 } });
+    expect([await next(), await next()]).toEqual(['a:1 starting @1', 'snapshotComplete @1 e1.1']);
+    let told = '';
+    const checkpoint = next().then((text) => {
+      told = text;
+    });
+    await settle();
+    await clock.pass(3_599_000);
+    expect(told).toBe('');
+    await clock.pass(1000);
+    await checkpoint;
+    expect(told).toBe('checkpoint @1 e1.1');
+    abort.abort();
+  });
+
   it('resumes behind a token with what was missed, and with a checkpoint at once if nothing was', async () => {
     const { registry } = setUp(['a:1', 'a:2'], { start: false });
     await registry.drainInstance(drain('a:1'));

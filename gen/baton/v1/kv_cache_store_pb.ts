@@ -1199,7 +1199,7 @@ export type WatchEntriesRequest = Message<"baton.v1.WatchEntriesRequest"> & {
   filter?: EntryFilter | undefined;
 
   /**
-   * Longest time without a message; 0 or unset means 15 s, less than 1 s means 1 s.
+   * Longest time without a message; 0 or unset means 15 s, less than 1 s means 1 s, more than 1 h means 1 h.
    *
    * @generated from field: google.protobuf.Duration checkpoint_interval = 3;
    */

@@ -509,7 +509,7 @@ export type WatchInstancesRequest = Message<"baton.v1.WatchInstancesRequest"> & 
   filter?: InstanceFilter | undefined;
 
   /**
-   * Longest time without a message; 0 or unset means 15 s, less than 1 s means 1 s.
+   * Longest time without a message; 0 or unset means 15 s, less than 1 s means 1 s, more than 1 h means 1 h.
    *
    * @generated from field: google.protobuf.Duration checkpoint_interval = 3;
    */
