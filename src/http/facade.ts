@@ -10,7 +10,7 @@ import type { Life } from '../services/life.ts';
 import type { Admission, TenantLimits } from '../services/tenant-limits.ts';
 import type { Authenticate } from './authenticate.ts';
 import { BrokenRequests } from './broken-request.ts';
-import { recordEarly } from './early-record.ts';
+import { type EarlyEnd, type EarlyRecords, recordBroken, recordEarly } from './early-record.ts';
 import { refuseEarly, toRequestError } from './errors.ts';
 import { lingerAfter } from './linger.ts';
 import { addMetricsRoute } from './metrics-route.ts';
@@ -87,7 +87,7 @@ const STALLED = Object.assign(new Error('the body stopped coming'), { code: 'ERR
 
 /** Builds the OpenAI-compatible front door; it does not listen yet. */
 export function buildFacade(deps: FacadeDeps): FastifyInstance {
-  const broken = new BrokenRequests();
+  const broken = new BrokenRequests((seen) => recordBroken(deps, seen));
   const { limits, tls } = deps;
   const app = openServer(limits, tls, {
     schemaController: NO_SCHEMAS,
@@ -137,8 +137,7 @@ export function buildFacade(deps: FacadeDeps): FastifyInstance {
       reply.header('connection', 'close');
       lingerAfter(request.raw);
     }
-    deps.metrics.failed(known.reason);
-    return refuseEarly(known, reply);
+    return refuseRecorded(deps, request, reply, { error: known, sent: broken.answerTo(request.raw) });
   });
   app.setNotFoundHandler((request, reply) => {
     const path = request.url.split('?', 1)[0] ?? '';
@@ -154,6 +153,14 @@ export function buildFacade(deps: FacadeDeps): FastifyInstance {
     return refuseEarly(NO_SUCH_PATH, reply);
   });
   return app;
+}
+
+/** Refuses a request that has not come to its route. */
+function refuseRecorded(deps: EarlyRecords, request: FastifyRequest, reply: FastifyReply, end: EarlyEnd): FastifyReply {
+  const api = GENERATE_ROUTES[request.routeOptions.url ?? ''];
+  if (api === undefined) deps.metrics.failed(end.error.reason);
+  else recordEarly(deps, api, request, reply, end);
+  return refuseEarly(end.error, reply);
 }
 
 function tooManyHeaders(most: number): BatonError {
@@ -186,7 +193,8 @@ function addPatience(app: FastifyInstance, { life }: FacadeDeps): void {
 }
 
 /** Says whose a request is, or refuses it, before its body is read. */
-function addAuthentication(app: FastifyInstance, { life, metrics, log }: FacadeDeps): void {
+function addAuthentication(app: FastifyInstance, deps: FacadeDeps): void {
+  const { life } = deps;
   app.decorateRequest('tenant', '');
   app.decorateRequest('admission', undefined);
   const admit = async (request: FastifyRequest, reply: FastifyReply): Promise<BatonError | undefined> => {
@@ -207,16 +215,10 @@ function addAuthentication(app: FastifyInstance, { life, metrics, log }: FacadeD
     return undefined;
   };
   app.addHook('onRequest', async (request, reply) => {
-    const startedAt = performance.now();
     const refused = await admit(request, reply);
     if (reply.raw.destroyed) return void reply.hijack();
     if (refused === undefined) return;
-    metrics.failed(refused.reason);
-    const api = GENERATE_ROUTES[request.routeOptions.url ?? ''];
-    if (api !== undefined) {
-      recordEarly({ metrics, log }, api, request, reply, { error: refused, durationMs: performance.now() - startedAt });
-    }
-    return refuseEarly(refused, reply);
+    return refuseRecorded(deps, request, reply, { error: refused });
   });
 }
 
