@@ -1,32 +1,12 @@
-import { request } from 'node:http';
 import { expect, test } from 'vitest';
 import { TTFT_PHASES } from '../../src/obs/metrics.ts';
 import { startSimPools } from '../../src/sim/pools.ts';
 import { metricOf } from '../e2e/ladder-support.ts';
 import { startBatonProcess } from '../support/baton-process.ts';
+import { firstContent } from '../support/first-content.ts';
 
 const REQUESTS = 20;
 const BODY = JSON.stringify({ model: 'sim-model', prompt: 'x'.repeat(200), max_tokens: 4, stream: true });
-
-/** Milliseconds from the request to its first content, as its client sees it. */
-function firstContent(url: string): Promise<number> {
-  const startedAt = performance.now();
-  return new Promise((resolve, reject) => {
-    let at = 0;
-    const call = request(`${url}/v1/completions`, {
-      method: 'POST',
-      headers: { 'content-type': 'application/json', 'content-length': BODY.length },
-    });
-    call.on('response', (response) => {
-      response.on('data', () => {
-        at ||= performance.now() - startedAt;
-      });
-      response.on('end', () => (response.statusCode === 200 ? resolve(at) : reject(new Error('refused'))));
-    });
-    call.on('error', reject);
-    call.end(BODY);
-  });
-}
 
 const median = (values: readonly number[]) => values.toSorted((a, b) => a - b)[Math.floor(values.length / 2)] ?? 0;
 
@@ -39,7 +19,7 @@ test('the phases add up to what the client waits for', async () => {
   await using baton = await startBatonProcess(engines);
   await expect.poll(async () => (await fetch(`${baton.url}/readiness`)).status, { timeout: 20_000 }).toBe(200);
   const clients: number[] = [];
-  for (let i = 0; i < REQUESTS; i += 1) clients.push(await firstContent(baton.url));
+  for (let i = 0; i < REQUESTS; i += 1) clients.push(await firstContent(baton.url, BODY));
   const access = () => baton.lines.filter((line) => line.includes('"msg":"request"'));
   // The log of another process comes a moment later.
   await expect.poll(() => access().length, { timeout: 20_000 }).toBe(REQUESTS);
