@@ -20,6 +20,8 @@ export interface WarmHandle {
   readonly params: KvTransferParams;
   /** Token ids of the whole prompt; empty where nothing was compared (the unsafe guard modes). */
   readonly promptTokenIds: readonly number[];
+  /** P renders the prompt itself, whatever ids it is given: it has media. */
+  readonly isRendered: boolean;
 }
 
 /** Input for the body of a prefill leg. */

@@ -32,7 +32,8 @@ export const nixl: HandleConnector = {
 
   prefill(context: PrefillContext): Edits {
     const { api, warm, reportTokenIds } = context;
-    const promptTokenIds = warm?.promptTokenIds ?? context.promptTokenIds;
+    const compared = warm?.isRendered === true ? [] : warm?.promptTokenIds;
+    const promptTokenIds = compared ?? context.promptTokenIds;
     const set = new Map<string, string | Uint8Array>([
       ['stream', 'false'],
       ['max_tokens', '1'],
@@ -41,7 +42,7 @@ export const nixl: HandleConnector = {
     if (context.hasMaxCompletionTokens) set.set('max_completion_tokens', '1');
     if (promptTokenIds.length > 0 && api === 'completions') set.set('prompt', tokenIdsJson(promptTokenIds));
     // P tells which prompt it used, so that a handle for other tokens is noticed before D is asked.
-    const isCompared = warm !== undefined && promptTokenIds.length > 0;
+    const isCompared = warm !== undefined && warm.promptTokenIds.length > 0;
     if (isCompared || reportTokenIds) set.set('return_token_ids', 'true');
     return { set, drop: new Set([...CONSUMED_MEMBERS, ...PREFILL_DROPS, 'ec_transfer_params']) };
   },

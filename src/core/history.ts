@@ -19,6 +19,8 @@ export interface HistoryHashes {
   readonly beforeAssistant: string | undefined;
   /** Of the messages before an assistant message that is the last message; undefined where the last is another. */
   readonly beforeTrailing: string | undefined;
+  /** How many leading messages each of these hashes is of; empty for completions. */
+  readonly lengths: ReadonlyMap<string, number>;
 }
 
 /** Hashes the history of a valid body; undefined where it has no `messages` list, or for completions no `prompt`. */
@@ -35,7 +37,7 @@ export function hashHistory(
   hash.update(ENCODER.encode(`${api}\n`));
   if (api === 'completions') {
     hashCompact(body, member, hash);
-    return { all: hash.digest('hex'), beforeAssistant: undefined, beforeTrailing: undefined };
+    return { all: hash.digest('hex'), beforeAssistant: undefined, beforeTrailing: undefined, lengths: new Map() };
   }
   if (member.type !== 'array') return undefined;
   const messages = elementsOf(body, member);
@@ -43,12 +45,18 @@ export function hashHistory(
   const earlier = lastAssistant(body, messages, messages.length - 1);
   let beforeAssistant: string | undefined;
   let beforeTrailing: string | undefined;
+  const lengths = new Map<string, number>();
+  const digest = (length: number): string => {
+    const hex = hash.copy().digest('hex');
+    lengths.set(hex, length);
+    return hex;
+  };
   for (const [index, message] of messages.entries()) {
-    if (index === earlier) beforeAssistant = hash.copy().digest('hex');
-    if (index === trailing) beforeTrailing = hash.copy().digest('hex');
+    if (index === earlier) beforeAssistant = digest(index);
+    if (index === trailing) beforeTrailing = digest(index);
     hashCompact(body, message, hash);
   }
-  return { all: hash.digest('hex'), beforeAssistant, beforeTrailing };
+  return { all: digest(messages.length), beforeAssistant, beforeTrailing, lengths };
 }
 
 /** Shortest beginning of a prompt that is looked for, bytes: fewer tokens are not worth a transfer. */

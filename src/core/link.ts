@@ -1,6 +1,7 @@
 import type { Api } from './facts.ts';
 import { hashHistory, hashPromptPrefixes, historyLookups, type IncrementalHash } from './history.ts';
 import type { ScannedObject } from './json-scan.ts';
+import { mediaOfMessages } from './media.ts';
 
 /** How turns find the handles of earlier ones. */
 export interface LinkRules {
@@ -24,6 +25,44 @@ export interface TurnLink {
   readonly lookups: readonly string[];
   /** `conversationId` is made from the history: the next turn has another one. */
   readonly derived: boolean;
+}
+
+/** Where the handle of a prompt with media is put, and where those of earlier turns are looked for. */
+export interface MediaLink {
+  readonly conversationId: string;
+  readonly lookups: readonly MediaLookup[];
+}
+
+/** A turn whose messages are the first of the request's, byte by byte. */
+export interface MediaLookup {
+  readonly conversationId: string;
+  /** Messages with media come behind those: only a handle whose every token is proven is clear of them. */
+  readonly moreMedia: boolean;
+}
+
+/**
+ * Links a request that has media, all inline, by its history, whatever name it has: the token ids of a picture are the same
+ * for every picture, so that here the bytes of the messages are part of the proof. Undefined where there is something else
+ * among them than text and inline media, and where nothing is looked for.
+ */
+export function linkMedia(
+  rules: LinkRules,
+  named: string,
+  { api, body, scan }: LinkedRequest,
+  createHash: () => IncrementalHash,
+): MediaLink | undefined {
+  if (rules.guard !== 'exact' || (named === '' && !rules.autolink) || api !== 'chat.completions') return undefined;
+  const media = mediaOfMessages(body, scan);
+  if (media === undefined || media.includes('other') || !media.includes('inline')) return undefined;
+  const hashes = hashHistory(api, body, scan, createHash);
+  if (hashes === undefined) return undefined;
+  const idOf = (hash: string) => derivedId(named === '' ? hash : hashWithin(named, hash, createHash));
+  const last = media.lastIndexOf('inline');
+  const lookups = historyLookups(hashes).map((hash) => ({
+    conversationId: idOf(hash),
+    moreMedia: (hashes.lengths.get(hash) ?? 0) <= last,
+  }));
+  return { conversationId: idOf(hashes.all), lookups };
 }
 
 /**
@@ -56,6 +95,13 @@ function derivedId(hash: string): string {
   return `history:${hash}`;
 }
 
+/** The hash of a history in one conversation only. */
+function hashWithin(named: string, hash: string, createHash: () => IncrementalHash): string {
+  const both = createHash();
+  both.update(new TextEncoder().encode(`${named}\n${hash}`));
+  return both.digest('hex');
+}
+
 function ownAndLookups(
   { api, body, scan }: LinkedRequest,
   createHash: () => IncrementalHash,
@@ -75,11 +121,7 @@ function ownAndLookups(
 function byHistoryOf(named: string, { api, body, scan }: LinkedRequest, createHash: () => IncrementalHash): TurnLink {
   const hashes = hashHistory(api, body, scan, createHash);
   if (hashes === undefined) return UNLINKED;
-  const name = (hash: string) => {
-    const both = createHash();
-    both.update(new TextEncoder().encode(`${named}\n${hash}`));
-    return both.digest('hex');
-  };
+  const name = (hash: string) => hashWithin(named, hash, createHash);
   const { all, beforeAssistant } = hashes;
   // A turn without an earlier one has nothing to look for: an id that no turn is stored under.
   const lookup = beforeAssistant === undefined ? `${name(all)}-first` : name(beforeAssistant);

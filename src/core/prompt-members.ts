@@ -1,5 +1,6 @@
 import type { Api } from './facts.ts';
-import { decodeString, findMember, type ScannedObject, scanArray, scanObject } from './json-scan.ts';
+import { findMember, type ScannedObject, scanArray } from './json-scan.ts';
+import { mediaOfMessages } from './media.ts';
 
 /**
  * Whether a prompt's tokens can be proven before a handle is used: each member of the body either cannot shape the
@@ -100,7 +101,8 @@ export function unprovenMembers(api: Api, body: Uint8Array, scan: ScannedObject)
     if (neutral?.length === length && neutral === ascii(body.subarray(valueStart, valueEnd))) continue;
     unproven.add(key);
   }
-  if (api === 'chat.completions' && !hasOnlyText(body, scan)) unproven.add('messages');
+  const media = api === 'chat.completions' ? mediaOfMessages(body, scan) : [];
+  if (media?.every((kind) => kind === 'none') !== true) unproven.add('messages');
   return [...unproven];
 }
 
@@ -110,6 +112,14 @@ export function unprovenMembers(api: Api, body: Uint8Array, scan: ScannedObject)
  */
 export function isInTokens(unproven: readonly string[]): boolean {
   return !unproven.includes('messages');
+}
+
+/**
+ * Whether a prompt with these unproven members is proven by its token ids, beside a history that is equal byte by byte where
+ * its messages are not text alone.
+ */
+export function isProvable(unproven: readonly string[], hasHistory: boolean): boolean {
+  return unproven.every((key) => hasHistory && key === 'messages');
 }
 
 /** With any of these unproven, engines render the prompt themselves whatever ids they are given, or cannot take them. */
@@ -147,28 +157,6 @@ export function goesAsTokenIds(api: Api, body: Uint8Array, scan: ScannedObject, 
 export function tokenizeDrops(api: Api, scan: ScannedObject): ReadonlySet<string> {
   const keys = scan.members.map(({ key }) => key);
   return new Set(keys.filter((key) => key !== 'model' && !HONOURED[api].has(key)));
-}
-
-/** True when every message is text: media are rendered to tokens that no `/tokenize` call is compared for here. */
-function hasOnlyText(body: Uint8Array, scan: ScannedObject): boolean {
-  const messages = findMember(scan, 'messages');
-  if (messages?.type !== 'array') return false;
-  return (scanArray(body, messages.valueStart, messages.valueEnd) ?? []).every((element) => {
-    if (element.type !== 'object') return false;
-    const message = scanObject(body, element.valueStart, element.valueEnd);
-    if (message.kind !== 'object') return false;
-    const content = findMember(message, 'content');
-    if (content === undefined || content.type === 'string' || content.type === 'null') return true;
-    if (content.type !== 'array') return false;
-    const parts = scanArray(body, content.valueStart, content.valueEnd) ?? [];
-    return parts.every((part) => {
-      if (part.type === 'string') return true;
-      if (part.type !== 'object') return false;
-      const object = scanObject(body, part.valueStart, part.valueEnd);
-      const type = object.kind === 'object' ? findMember(object, 'type') : undefined;
-      return type?.type === 'string' && decodeString(body, type) === 'text';
-    });
-  });
 }
 
 function ascii(bytes: Uint8Array): string {

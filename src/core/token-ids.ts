@@ -3,6 +3,12 @@ export function isSameIds(used: readonly number[] | undefined, wanted: readonly 
   return used?.length === wanted.length && wanted.every((id, i) => used[i] === id);
 }
 
+/** Whether a prompt of these token ids begins with so many of the wanted ones; false where it is not known. */
+export function beginsWithIds(used: readonly number[] | undefined, wanted: readonly number[], count: number): boolean {
+  if (used === undefined || count > wanted.length) return false;
+  return isSameIds(used.slice(0, count), wanted.slice(0, count));
+}
+
 const encoder = new TextEncoder();
 /** The text of a list is made once: both legs of a request carry it, and at 32k tokens it is 200 kB. */
 const texts = new WeakMap<readonly number[], Uint8Array>();

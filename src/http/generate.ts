@@ -7,9 +7,9 @@ import { BatonError, isErrorReason } from '../core/errors.ts';
 import { type Api, type BodyFacts, readFacts } from '../core/facts.ts';
 import { readIdentity } from '../core/identity.ts';
 import type { ObjectScan } from '../core/json-scan.ts';
-import { type LinkRules, linkTurn } from '../core/link.ts';
+import { type LinkRules, linkMedia, linkTurn } from '../core/link.ts';
 import { prefixMarks } from '../core/prefix-marks.ts';
-import { unprovenMembers } from '../core/prompt-members.ts';
+import { isInTokens, unprovenMembers } from '../core/prompt-members.ts';
 import { acceptedRequestId, forwardedHeaders } from '../core/request-headers.ts';
 import { buildAccessRecord } from '../obs/access-log.ts';
 import { errorFields, type Logger } from '../obs/log.ts';
@@ -178,7 +178,10 @@ function toGenerateRequest(
   { body, scan, facts }: ParsedBody,
   timeline: Timeline,
 ): GenerateRequest {
-  const link = linkTurn(deps.linkRules, facts.conversationId, { api, body, scan }, () => createHash('sha256'));
+  const linked = { api, body, scan };
+  const newHash = () => createHash('sha256');
+  const unproven = unprovenMembers(api, body, scan);
+  const media = isInTokens(unproven) ? undefined : linkMedia(deps.linkRules, facts.conversationId, linked, newHash);
   return {
     requestId,
     api,
@@ -186,9 +189,10 @@ function toGenerateRequest(
     body,
     scan,
     facts,
-    link,
-    unprovenMembers: unprovenMembers(api, body, scan),
-    ...(deps.marksPrefixes ? { prefix: prefixMarks(api, body, scan, () => createHash('sha256')) } : {}),
+    link: linkTurn(deps.linkRules, facts.conversationId, linked, newHash),
+    ...(media === undefined ? {} : { media }),
+    unprovenMembers: unproven,
+    ...(deps.marksPrefixes ? { prefix: prefixMarks(api, body, scan, newHash) } : {}),
     tenant: request.tenant,
     headers: forwardedHeaders(request.headers),
     authorization: request.headers.authorization,

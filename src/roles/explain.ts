@@ -8,12 +8,13 @@ import { BatonError } from '../core/errors.ts';
 import { type Api, readFacts } from '../core/facts.ts';
 import { readIdentity } from '../core/identity.ts';
 import { findMember, type ScannedObject } from '../core/json-scan.ts';
-import { type LinkRules, linkTurn } from '../core/link.ts';
+import { type LinkRules, linkMedia, linkTurn } from '../core/link.ts';
 import { prefixMarks } from '../core/prefix-marks.ts';
-import { toldMembers, unprovenMembers } from '../core/prompt-members.ts';
+import { isInTokens, toldMembers, unprovenMembers } from '../core/prompt-members.ts';
 import type { Logger } from '../obs/log.ts';
 import { whyNoConnection } from '../rpc/connection-words.ts';
 import { batonErrorFrom } from '../rpc/errors.ts';
+import { mediaHistory } from '../services/route-facts.ts';
 import { createPeers } from './peers.ts';
 
 /** A request to be explained: the body as a client would send it, and what else the router is told. */
@@ -78,7 +79,10 @@ function apiOf(scan: ScannedObject): Api | undefined {
 
 function factsOf(rules: LinkRules, { body, tenant }: ExplainedRequest, scan: ScannedObject, api: Api, named: string) {
   const { model, cacheSalt, stream, localReasons, continues } = readFacts(api, body, scan, named);
-  const link = linkTurn(rules, named, { api, body, scan }, () => createHash('sha256'));
+  const newHash = () => createHash('sha256');
+  const link = linkTurn(rules, named, { api, body, scan }, newHash);
+  const unproven = link.conversationId === '' ? [] : unprovenMembers(api, body, scan);
+  const media = isInTokens(unproven) ? undefined : linkMedia(rules, named, { api, body, scan }, newHash);
   return create(RequestFactsSchema, {
     requestId: 'explain',
     tenant,
@@ -92,7 +96,8 @@ function factsOf(rules: LinkRules, { body, tenant }: ExplainedRequest, scan: Sca
     bodyBytes: body.byteLength,
     localReasons: [...localReasons],
     continues,
-    unprovenMembers: link.conversationId === '' ? [] : toldMembers(unprovenMembers(api, body, scan)),
-    prefix: [...prefixMarks(api, body, scan, () => createHash('sha256'))],
+    unprovenMembers: toldMembers(unproven),
+    ...(media === undefined ? {} : { media: mediaHistory(media) }),
+    prefix: [...prefixMarks(api, body, scan, newHash)],
   });
 }

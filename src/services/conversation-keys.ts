@@ -10,6 +10,31 @@ export function lookupIds(facts: RequestFacts): readonly string[] {
   return facts.conversationId === '' ? [] : [facts.conversationId];
 }
 
+/** Where handles are looked for. */
+export interface HandlePlace {
+  readonly conversationId: string;
+  /** A handle is used with all its tokens or not at all: what has other KV under equal tokens may come behind them. */
+  readonly wholeOnly: boolean;
+}
+
+/** Where handles of earlier turns are, in order. */
+export function handlePlaces(facts: RequestFacts): readonly HandlePlace[] {
+  if (facts.media === undefined) {
+    return lookupIds(facts).map((conversationId) => ({ conversationId, wholeOnly: false }));
+  }
+  return facts.media.lookups
+    .slice(0, MAX_MEDIA_LOOKUPS)
+    .map(({ conversationId, moreMedia }) => ({ conversationId, wholeOnly: moreMedia }));
+}
+
+/** The limit of the contract. */
+const MAX_MEDIA_LOOKUPS = 8;
+
+/** The conversation that the turn's handle is kept under; empty: none. */
+export function handleHome({ media, conversationId }: RequestFacts): string {
+  return media?.conversationId ?? conversationId;
+}
+
 /** The history found it, if anything did, and shows no reply yet. */
 export function mayBeFirst(facts: RequestFacts): boolean {
   return facts.derivedConversation && !facts.continues;

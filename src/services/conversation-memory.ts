@@ -7,6 +7,8 @@ export interface RememberedTurn {
   readonly decodeId: string | undefined;
   /** Why the turn left no handle; undefined if it left one. */
   readonly noHandle: ReuseOutcome | undefined;
+  /** Its handle is found under its very messages alone. Default false. */
+  readonly hasMedia?: boolean;
 }
 
 /** Last turns by conversation, least recently used first out; only hints: losing one costs speed, never rightness. */

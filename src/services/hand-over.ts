@@ -5,7 +5,7 @@ import type { CheckedHandle, Connector, HandleConnector } from '../connectors/co
 import { BatonError } from '../core/errors.ts';
 import { type Api, type BodyFacts, CONSUMED_MEMBERS, type LocalReason, REFUSED_MEMBERS } from '../core/facts.ts';
 import type { Edits, ScannedObject } from '../core/json-scan.ts';
-import type { TurnLink } from '../core/link.ts';
+import type { MediaLink, TurnLink } from '../core/link.ts';
 import type { PrefixMark } from '../core/policy.ts';
 import { mayAskForTokenIds } from '../core/prompt-members.ts';
 import type { RemoteHostRule } from '../core/remote-host.ts';
@@ -48,6 +48,8 @@ export interface GenerateRequest {
   readonly tenant: string;
   /** Where this turn's handle is kept, and earlier ones are looked for. */
   readonly link: TurnLink;
+  /** The same where the request has media, all of them within it. */
+  readonly media?: MediaLink;
   /** Members that keep a handle from being used, see `core/prompt-members.ts`. */
   readonly unprovenMembers: readonly string[];
   /** Beginnings of the prompt, where a policy compares them. */
@@ -207,7 +209,7 @@ class HandOver {
       throw new BatonError({ reason: 'INTERNAL', message: `This facade is not set up for "${plan.connector}".` });
     }
     this.#connector = connector;
-    this.#prefill = new PrefillPhase(deps, request, sink, this.#book, connector, warmOf(plan, prompt), prompt);
+    this.#prefill = new PrefillPhase(deps, request, sink, this.#book, connector, warmOf(plan, prompt, request), prompt);
   }
 
   run(): Promise<HandOverReport> {
@@ -288,7 +290,11 @@ class HandOver {
     const { engines, now } = this.#deps;
     const { api, facts, timeline, unprovenMembers } = this.#request;
     timeline.enter('hand_over');
-    const captureTokens = input !== undefined && this.#plan.captureTokens && mayAskForTokenIds(api, unprovenMembers);
+    const captureTokens =
+      input !== undefined &&
+      this.#plan.captureTokens &&
+      mayAskForTokenIds(api, unprovenMembers) &&
+      this.#isProvable(input.prefilled);
     const isWhole = captureTokens && this.#plan.wholeDecode && facts.stream;
     const edits = this.#editsFor(target, input, captureTokens);
     const { request, auth } = this.#book.makeRequest(Leg.DECODE, target, isWhole ? unstreamed(edits) : edits, fresh);
@@ -318,11 +324,17 @@ class HandOver {
     return result;
   }
 
+  /** What D made of media is proven by what P made of them. */
+  #isProvable({ promptTokenIds }: Prefilled): boolean {
+    return this.#request.media === undefined || promptTokenIds.length > 0;
+  }
+
   #editsFor(target: Target, input: DecodeInput, captureTokens: boolean): Edits {
     if (input === undefined || this.#connector === undefined) return ALONE;
     const { handle, prefilled } = input;
-    const promptTokenIds = takesTokenIds(target) ? prefilled.promptTokenIds : [];
-    return this.#connector.decode({ api: this.#request.api, handle, promptTokenIds, captureTokens });
+    const { api, media } = this.#request;
+    const promptTokenIds = media === undefined && takesTokenIds(target) ? prefilled.promptTokenIds : [];
+    return this.#connector.decode({ api, handle, promptTokenIds, captureTokens });
   }
 
   #toStream(reply: Uint8Array): Uint8Array | undefined {

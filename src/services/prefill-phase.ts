@@ -5,7 +5,7 @@ import { findMember } from '../core/json-scan.ts';
 import { type Lease, leaseMayEndAt, mayReadLate } from '../core/lease.ts';
 import { goesAsTokenIds, PROVEN_VERSIONS } from '../core/prompt-members.ts';
 import { readReply } from '../core/reply.ts';
-import { isSameIds } from '../core/token-ids.ts';
+import { beginsWithIds, isSameIds } from '../core/token-ids.ts';
 import type { ClientSink } from './client-sink.ts';
 import { toMs } from './durations.ts';
 import type { GenerateRequest, HandOverDeps } from './hand-over.ts';
@@ -31,7 +31,7 @@ export interface Prefilled {
   readonly usableUntil: number;
   /** For how long P keeps the blocks. */
   readonly lease: Lease;
-  /** The prompt's token ids, where P was given them or reported them for D. */
+  /** The prompt's token ids, where P was given them or reported them. */
   readonly promptTokenIds: readonly number[];
 }
 
@@ -46,6 +46,8 @@ export type PrefillOutcome =
 export interface Warm {
   readonly handle: WarmHandle;
   readonly instanceIds: ReadonlySet<string>;
+  /** Leading tokens of the prompt that the handle was proven for. */
+  readonly provenTokens: number;
   /** Milliseconds, 0 = none. */
   readonly deadlineMs: number;
 }
@@ -143,7 +145,7 @@ export class PrefillPhase {
       facts,
       target: toLegTarget(target),
       promptTokenIds: forwards && this.#prompt.instanceIds.has(target.instanceId) ? this.#prompt.tokenIds : [],
-      reportTokenIds: forwards && takesTokenIds(decode),
+      reportTokenIds: forwards ? takesTokenIds(decode) : this.#tells(target),
       hasMaxCompletionTokens: findMember(scan, 'max_completion_tokens') !== undefined,
       ...(warm === undefined ? {} : { warm: warm.handle }),
     });
@@ -187,7 +189,11 @@ export class PrefillPhase {
     const compared = warm?.handle.promptTokenIds ?? [];
     if (warm !== undefined && compared.length > 0) {
       const used = facts.kind === 'ok' ? facts.promptTokenIds : undefined;
-      if (!isSameIds(used, compared)) {
+      // What P renders itself need not be what was compared; the tokens that it did not compute have to be.
+      const isProven = warm.handle.isRendered
+        ? beginsWithIds(used, compared, warm.provenTokens)
+        : isSameIds(used, compared);
+      if (!isProven) {
         this.#book.note(Leg.PREFILL, target, LegEnding.SERVER_ERROR, startedAt, {
           httpStatus: reply.status,
           warm: true,
@@ -212,13 +218,19 @@ export class PrefillPhase {
     const usableUntil = reply.startedAt + usableMs(this.#deps, target);
     const ms = leaseMsOf(target);
     const lease = { endsAt: reply.startedAt + ms, ms };
-    const promptTokenIds = compared.length > 0 ? compared : this.#reported(facts);
+    const isGiven = compared.length > 0 && warm?.handle.isRendered !== true;
+    const promptTokenIds = isGiven ? compared : this.#reported(facts);
     return { kind: 'handle', raw, target, usableUntil, lease, promptTokenIds };
   }
 
-  /** The ids by which D need not render the prompt again; none where they are not all of it. */
+  /** Media are rendered by each engine: what the turn leaves is proven only if P and D tell of the same prompt. */
+  #tells(target: Target): boolean {
+    return this.#request.media !== undefined && this.#book.plan.captureTokens && takesTokenIds(target);
+  }
+
+  /** The ids by which D need not render the prompt again, or with which its own are compared; none where they are not all of it. */
   #reported(facts: ReturnType<typeof readReply>): readonly number[] {
-    if (!this.#forwards || facts.kind !== 'ok') return [];
+    if ((!this.#forwards && this.#request.media === undefined) || facts.kind !== 'ok') return [];
     const { promptTokenIds = [], usage } = facts;
     return usage === undefined || usage.promptTokens === promptTokenIds.length ? promptTokenIds : [];
   }
@@ -256,13 +268,18 @@ export function mayHaveReadLate({ silences, now }: HandOverDeps, instanceId: str
 }
 
 /** The stored handle that the plan gives to a prefill leg. */
-export function warmOf({ prefillHandle, reuseOutcome }: Plan, { tokenIds }: KnownPrompt): Warm | undefined {
+export function warmOf(
+  { prefillHandle, reuseOutcome }: Plan,
+  { tokenIds }: KnownPrompt,
+  { media }: GenerateRequest,
+): Warm | undefined {
   const params = prefillHandle?.params;
   const isHit = reuseOutcome === ReuseOutcome.HIT || reuseOutcome === ReuseOutcome.HIT_CUT;
   if (prefillHandle === undefined || params === undefined || !isHit) return undefined;
   return {
-    handle: { params, promptTokenIds: tokenIds },
+    handle: { params, promptTokenIds: tokenIds, isRendered: media !== undefined },
     instanceIds: new Set(prefillHandle.instanceIds),
+    provenTokens: prefillHandle.matchedTokens,
     deadlineMs: toMs(prefillHandle.deadline),
   };
 }

@@ -21,11 +21,11 @@ import { type ProvablePrompt, promptOfIds } from '../core/chain.ts';
 import { compatGroup, keepsWeights } from '../core/compat.ts';
 import { checkHandle } from '../core/handle-check.ts';
 import { cutHandle } from '../core/handle-edit.ts';
-import { PROVEN_VERSIONS } from '../core/prompt-members.ts';
+import { isProvable, PROVEN_VERSIONS } from '../core/prompt-members.ts';
 import { type RemoteHostRule, usableRemoteHost } from '../core/remote-host.ts';
 import type { Admission, BidirectionalTrials } from './bidirectional-trials.ts';
 import type { CachedPrefixes } from './cached-prefixes.ts';
-import { adapterOf, entryKeyOf, keyModel, lookupIds, mayBeFirst } from './conversation-keys.ts';
+import { adapterOf, entryKeyOf, handlePlaces, keyModel, mayBeFirst } from './conversation-keys.ts';
 import type { ConversationMemory } from './conversation-memory.ts';
 import { toDuration } from './durations.ts';
 import type { HandleClaims } from './handle-claims.ts';
@@ -83,6 +83,12 @@ export type ReuseStep =
 
 /** The prompt as it is compared with what engines hold. */
 type Proof = () => ProvablePrompt;
+
+/** Where an entry is to be taken from. */
+interface Place {
+  readonly key: EntryKey;
+  readonly wholeOnly: boolean;
+}
 
 type Cold = Extract<ReuseStep, { kind: 'cold' }>;
 
@@ -154,8 +160,9 @@ export class ReusePlanner {
     const proof = lazily(() => promptOfIds(prompt?.tokenIds ?? [], seed, sha256));
     let useless: Cold | undefined;
     let absent: ReuseOutcome = ReuseOutcome.MISS_NEVER;
-    for (const conversationId of lookupIds(facts)) {
-      const step = await this.#planUnder(entryKeyOf(facts, adapter, conversationId), request, proof);
+    for (const { conversationId, wholeOnly } of handlePlaces(facts)) {
+      const key = entryKeyOf(facts, adapter, conversationId);
+      const step = await this.#planUnder(key, request, proof, wholeOnly);
       if (step.kind === 'absent') {
         if (absent === ReuseOutcome.MISS_NEVER) absent = step.outcome;
       } else if (step.kind === 'cold' && step.outcome !== ReuseOutcome.MISS_STORE_UNAVAILABLE) {
@@ -170,11 +177,20 @@ export class ReusePlanner {
     // The last turn is the one to be continued: what became of earlier ones says nothing where it left no handle.
     if (remembered?.noHandle !== undefined) return cold(remembered.noHandle, ownerId);
     if (absent !== ReuseOutcome.MISS_NEVER) return cold(absent, ownerId);
+    // What the last turn left is kept for its very messages, pictures and all, and these are others.
+    if (remembered !== undefined && (remembered.hasMedia === true || facts.media !== undefined)) {
+      return cold(isProven(facts) ? ReuseOutcome.MISS_MISMATCH : ReuseOutcome.MISS_UNSUPPORTED, ownerId);
+    }
     return cold(facts.continues ? ReuseOutcome.MISS_NEVER : ReuseOutcome.UNSPECIFIED, ownerId);
   }
 
   /** Looks under one key; what is found may be of no use, and others may be there under the next. */
-  async #planUnder(key: EntryKey, request: ReuseRequest, proof: Proof): Promise<ReuseStep | Absent> {
+  async #planUnder(
+    key: EntryKey,
+    request: ReuseRequest,
+    proof: Proof,
+    wholeOnly: boolean,
+  ): Promise<ReuseStep | Absent> {
     const { facts, prompt } = request;
     const look = await this.#claims.peek(key, request.signal);
     if (look === undefined) return cold(ReuseOutcome.MISS_STORE_UNAVAILABLE);
@@ -186,7 +202,7 @@ export class ReusePlanner {
     if (chosen.kind === 'cold') return chosen;
     const { readers, ownerId } = chosen;
     if (this.#settings.guard === 'exact') {
-      if (facts.unprovenMembers.length > 0) return cold(ReuseOutcome.MISS_UNSUPPORTED, ownerId);
+      if (!isProven(facts)) return cold(ReuseOutcome.MISS_UNSUPPORTED, ownerId);
       // Equal short prompts come again and again: what cannot become a hit is not worth the question for their tokens.
       const isShort = look.entries.every(({ cachedTokens }) => cachedTokens < MIN_TOKENS);
       if (isShort && mayBeFirst(facts)) return cold(ReuseOutcome.MISS_TOO_SMALL, ownerId);
@@ -194,7 +210,7 @@ export class ReusePlanner {
       if (prompt.tokenIds.length === 0) return cold(ReuseOutcome.MISS_UNVERIFIABLE, ownerId);
       if (this.#isTailShort(prompt.tokenIds.length, proof, ownerId)) return { kind: 'local', ownerId };
     }
-    return this.#take(request, key, proof, readers, ownerId);
+    return this.#take(request, { key, wholeOnly }, proof, readers, ownerId);
   }
 
   #isTailShort(promptTokens: number, proof: Proof, ownerId: string): boolean {
@@ -262,7 +278,7 @@ export class ReusePlanner {
 
   async #take(
     request: ReuseRequest,
-    key: EntryKey,
+    place: Place,
     proof: Proof,
     readers: readonly Instance[],
     ownerId: string,
@@ -273,7 +289,7 @@ export class ReusePlanner {
     // Opened before the take: a second trial at the same moment must not cost an entry.
     const admission = this.#trials.admit(reader, ownerId);
     if (admission === 'no') return cold(ReuseOutcome.MISS_DISABLED, ownerId);
-    const step = await this.#claim(request, key, proof, reader, ownerId, admission);
+    const step = await this.#claim(request, place, proof, reader, ownerId, admission);
     if (step.kind !== 'hit') {
       if (admission === 'trial') this.#trials.settle(reader, ownerId, 'other');
       return step;
@@ -290,7 +306,7 @@ export class ReusePlanner {
 
   async #claim(
     request: ReuseRequest,
-    key: EntryKey,
+    { key, wholeOnly }: Place,
     proof: Proof,
     reader: Instance,
     ownerId: string,
@@ -322,7 +338,12 @@ export class ReusePlanner {
       }
       return cold(MISS_OUTCOMES[reason] ?? ReuseOutcome.MISS_NEVER, ownerId);
     }
-    return this.#useTaken(answer.result.value, reader, tokenIds.length, admission);
+    const { value: taken } = answer.result;
+    if (wholeOnly && taken.matchedTokens < (taken.entry?.storedTokens ?? 0)) {
+      this.#claims.release(taken.claimId, 'not_sent');
+      return cold(ReuseOutcome.MISS_MISMATCH, ownerId);
+    }
+    return this.#useTaken(taken, reader, tokenIds.length, admission);
   }
 
   async #useTaken(taken: TakenEntry, reader: Instance, promptTokens: number, admission: Admission): Promise<ReuseStep> {
@@ -393,6 +414,10 @@ function lazily<T extends object>(make: () => T): () => T {
 /** An engine that got another id is in the pool under both for a while, and does not read from itself. */
 function isSameProcess(a: Instance, b: Instance): boolean {
   return a.url === b.url;
+}
+
+function isProven({ unprovenMembers, media }: RequestFacts): boolean {
+  return isProvable(unprovenMembers, media !== undefined);
 }
 
 function cold(outcome: ReuseOutcome, ownerId?: string): Cold {

@@ -6,9 +6,9 @@ import { EntryOwnerSchema, type KVCacheStore, PutEntryRequestSchema } from '../.
 import { type ReportOutcomeRequest, type RequestFacts, ReuseOutcome } from '../../gen/baton/v1/router_pb.ts';
 import { compatGroup, keepsWeights } from '../core/compat.ts';
 import { checkHandle } from '../core/handle-check.ts';
-import { isInTokens } from '../core/prompt-members.ts';
+import { isInTokens, isProvable } from '../core/prompt-members.ts';
 import type { CachedPrefixes } from './cached-prefixes.ts';
-import { adapterOf, entryKeyOf } from './conversation-keys.ts';
+import { adapterOf, entryKeyOf, handleHome } from './conversation-keys.ts';
 import type { ConversationMemory } from './conversation-memory.ts';
 import { toDuration, toMs } from './durations.ts';
 import type { HandleHabits } from './handle-habits.ts';
@@ -77,7 +77,8 @@ export class TurnRecorder {
     this.#noteCached(turn);
     const remember = (noHandle: ReuseOutcome | undefined) => {
       if (facts.conversationId === '') return;
-      this.#memory.set(facts, { prefillId, decodeId: decode.id, noHandle });
+      const hasMedia = facts.media === undefined ? {} : { hasMedia: true };
+      this.#memory.set(facts, { prefillId, decodeId: decode.id, noHandle, ...hasMedia });
     };
     if (handle === undefined) {
       if (handedOver) remember(this.#whyNoHandle(turn));
@@ -94,8 +95,9 @@ export class TurnRecorder {
     await this.#noteEngineId(decode.id, baseEngineId(handle.remoteEngineId ?? ''));
     // The engine's stamp is on its own clock and only says that there is one: without it, it would not expire.
     const provable = report.chain !== undefined && handle.remoteBlocksExpiryTime !== undefined;
-    const fits = isInTokens(facts.unprovenMembers) && keepsWeights(decode, adapterOf(this.#view.snapshot(), facts));
-    const keep = facts.conversationId !== '' && (!exact || (provable && fits));
+    const inTokens = isInTokens(facts.unprovenMembers) || isProvable(facts.unprovenMembers, facts.media !== undefined);
+    const fits = inTokens && keepsWeights(decode, adapterOf(this.#view.snapshot(), facts));
+    const keep = handleHome(facts) !== '' && (!exact || (provable && fits));
     const ttlMs = this.#ttlMs(decode, toMs(report.paused));
     if (ttlMs <= 0) {
       remember(ReuseOutcome.MISS_EXPIRED);
@@ -134,7 +136,7 @@ export class TurnRecorder {
 
   #message(turn: FinishedTurn, keep: boolean, storedTokens: number, ttlMs: number) {
     const { facts, decode, report, planId, connector } = turn;
-    const conversationId = keep ? facts.conversationId : `baton.release/${planId}`;
+    const conversationId = keep ? handleHome(facts) : `baton.release/${planId}`;
     return create(PutEntryRequestSchema, {
       idempotencyKey: `${planId}:put`,
       derivedKey: keep && facts.derivedConversation,

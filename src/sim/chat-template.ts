@@ -1,5 +1,5 @@
 import { isObject, type JsonObject } from './json.ts';
-import { type MediaDigests, mediaDigest } from './media.ts';
+import { type MediaContents, type MediaDigests, mediaContents } from './media.ts';
 import { encodeInto, special, type TokenizerKind } from './tokenizer.ts';
 
 const mediaTokens = 8;
@@ -28,11 +28,10 @@ export interface TemplateInput {
   readonly media?: MediaDigests;
 }
 
-/** Rendered prompt; `hasMedia` tells that a part was not text, `mediaKey` partitions KV by the media's bytes. */
+/** Rendered prompt; `media` is empty where every part was text. */
 export interface RenderedChat {
   readonly tokens: number[];
-  readonly hasMedia: boolean;
-  readonly mediaKey: string;
+  readonly media: MediaContents;
 }
 
 const NO_MEDIA: MediaDigests = new Map();
@@ -62,8 +61,7 @@ function renderCall(call: unknown): string {
 /** Renders messages to token ids; the same input always gives the same ids. */
 export function renderChat(input: TemplateInput, kind: TokenizerKind): RenderedChat {
   const tokens: number[] = input.addSpecialTokens ? [special.bos] : [];
-  let hasMedia = false;
-  let mediaKey = '';
+  const media = new Map<number, number>();
   const put = (token: number, value: unknown): void => {
     tokens.push(token);
     encodeInto(tokens, typeof value === 'string' ? value : JSON.stringify(value), kind);
@@ -82,9 +80,10 @@ export function renderChat(input: TemplateInput, kind: TokenizerKind): RenderedC
       if (typeof text === 'string') {
         encodeInto(tokens, text, kind);
       } else {
-        hasMedia = true;
-        mediaKey += mediaDigest(fields, input.media ?? NO_MEDIA);
-        for (let i = 0; i < mediaTokens; i += 1) tokens.push(special.media);
+        for (const content of mediaContents(fields, input.media ?? NO_MEDIA, mediaTokens)) {
+          media.set(tokens.length, content);
+          tokens.push(special.media);
+        }
       }
     }
   };
@@ -127,5 +126,5 @@ export function renderChat(input: TemplateInput, kind: TokenizerKind): RenderedC
     tokens.push(special.assistant);
     if (input.reasoning === true) tokens.push(special.think);
   }
-  return { tokens, hasMedia, mediaKey };
+  return { tokens, media };
 }

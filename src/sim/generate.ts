@@ -28,10 +28,10 @@ export interface ChoiceEvents {
   readonly onFinish: (choice: Choice) => void;
 }
 
-/** What separates the KV of two requests with equal tokens. */
+/** What separates the KV of two requests with equal tokens and pictures. */
 export function partitionOf(model: ServedModel, models: readonly ServedModel[], request: GenerateRequest): HashState {
   const parent = model.parent === null ? '' : (models.find((other) => other.id === model.parent)?.root ?? model.parent);
-  return hashText(JSON.stringify([model.weights, parent, request.cacheSalt, request.mediaKey]));
+  return hashText(JSON.stringify([model.weights, parent, request.cacheSalt]));
 }
 
 function finishReason(request: GenerateRequest, result: EngineResult, output: OutputCollector): string {
@@ -87,6 +87,7 @@ export async function generate(
     const engineRequest: EngineRequest = {
       internalId: `${childPart}${context.publicId}${indexPart}-${context.suffix}`,
       prompt: request.prompts[promptIndex] ?? [],
+      media: request.media,
       partition,
       maxTokens: request.maxTokens[promptIndex] ?? 1,
       minTokens: request.minTokens,

@@ -1,9 +1,12 @@
 import { badRequest } from './api-error.ts';
-import { hashText } from './hash.ts';
+import { foldInto, hashText } from './hash.ts';
 import { isObject, type JsonObject } from './json.ts';
 
-/** Digest of what a part of a message shows, by the URL of its picture. */
+/** What the links of a request lead to, by URL. */
 export type MediaDigests = ReadonlyMap<string, string>;
+
+/** What stands where a prompt has the tokens of pictures, by place: equal tokens of two pictures have another KV. */
+export type MediaContents = ReadonlyMap<number, number>;
 
 const FETCH_MS = 5000;
 
@@ -20,10 +23,13 @@ export async function loadMedia(messages: unknown, signal: AbortSignal): Promise
   return digests;
 }
 
-/** What the KV of a part that is no text follows from, beside its tokens. */
-export function mediaDigest(part: JsonObject, digests: MediaDigests): string {
-  const { a, b } = hashText(digests.get(mediaUrl(part) ?? '') ?? JSON.stringify(part));
-  return `${a}.${b};`;
+/** What KV at each of a picture's `count` places is computed from: never the id of a token, nor {@link emptySlot}. */
+export function mediaContents(part: JsonObject, digests: MediaDigests, count: number): readonly number[] {
+  const state = hashText(digests.get(mediaUrl(part) ?? '') ?? JSON.stringify(part));
+  return Array.from({ length: count }, () => {
+    foldInto(state, count);
+    return -2 - (state.b >>> 2);
+  });
 }
 
 function partsOf(messages: unknown): readonly JsonObject[] {

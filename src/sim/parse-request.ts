@@ -1,7 +1,7 @@
 import { badRequest, schemaError, toPython, toPythonFloat } from './api-error.ts';
 import { renderChat } from './chat-template.ts';
 import { isInteger, isObject, isTruthy, type JsonObject } from './json.ts';
-import type { MediaDigests } from './media.ts';
+import type { MediaContents, MediaDigests } from './media.ts';
 import type { SimConfig } from './options.ts';
 import { encodeText, vocabularySize } from './tokenizer.ts';
 
@@ -24,7 +24,8 @@ export interface GenerateRequest {
   readonly model: string;
   readonly prompts: readonly (readonly number[])[];
   readonly promptTexts: readonly string[];
-  readonly mediaKey: string;
+  /** Of the only prompt. */
+  readonly media: MediaContents;
   readonly stream: boolean;
   readonly includeUsage: boolean;
   readonly continuousUsage: boolean;
@@ -117,8 +118,10 @@ function checkIds(ids: readonly unknown[], param: string): readonly number[] {
 interface Prompt {
   readonly ids: readonly (readonly number[])[];
   readonly texts: readonly string[];
-  readonly mediaKey: string;
+  readonly media: MediaContents;
 }
+
+const NO_MEDIA: MediaContents = new Map();
 
 /** Prompt of a chat request, or, without media, of a `/tokenize` call (which ignores some members that chat honours). */
 export function readChatPrompt(body: JsonObject, config: SimConfig, media: MediaDigests | undefined): Prompt {
@@ -147,12 +150,13 @@ export function readChatPrompt(body: JsonObject, config: SimConfig, media: Media
   let ids: readonly number[] = rendered.tokens;
   const kv = body['kv_transfer_params'];
   const given = isObject(kv) ? kv['prompt_token_ids'] : undefined;
-  if (given !== undefined && !rendered.hasMedia && body['echo'] !== true) {
+  if (given !== undefined && rendered.media.size === 0 && body['echo'] !== true) {
     ids = checkIds(Array.isArray(given) ? given : [], 'kv_transfer_params.prompt_token_ids');
   }
   const keep = body['truncate_prompt_tokens'];
-  if (!forTokenize && isInteger(keep) && keep > 0) ids = ids.slice(-keep);
-  return { ids: [ids], texts: [''], mediaKey: rendered.mediaKey };
+  const cut = !forTokenize && isInteger(keep) && keep > 0 ? Math.max(0, ids.length - keep) : 0;
+  const contents = new Map([...rendered.media].map(([place, content]) => [place - cut, content]));
+  return { ids: [ids.slice(cut)], texts: [''], media: contents };
 }
 
 /** Prompts of a completions request: a text, token ids, or a list of either. */
@@ -175,7 +179,7 @@ export function readCompletionPrompts(prompt: unknown, config: SimConfig): Promp
       throw schemaError('string_type', 'body.prompt', 'Input should be a valid string', toPython(item));
     }
   }
-  return { ids, texts, mediaKey: '' };
+  return { ids, texts, media: NO_MEDIA };
 }
 
 function readLimit(body: JsonObject, api: ApiKind, config: SimConfig): number | undefined {
@@ -299,7 +303,7 @@ export function readGenerate(
     model,
     prompts: prompt.ids,
     promptTexts: prompt.texts,
-    mediaKey: prompt.mediaKey,
+    media: prompt.media,
     stream: body['stream'] === true,
     includeUsage,
     continuousUsage: includeUsage && options['continuous_usage_stats'] === true,

@@ -2,6 +2,7 @@ import type { BlockPool } from './blocks.ts';
 import { foldInto, type HashState, toKey } from './hash.ts';
 import type { JsonObject } from './json.ts';
 import type { NoticeFault } from './kv-sender.ts';
+import type { MediaContents } from './media.ts';
 import type { SamplerSettings } from './sampler.ts';
 import type { PeerSlots } from './side-channel.ts';
 
@@ -19,7 +20,9 @@ export interface TokenStep {
 export interface EngineRequest {
   readonly internalId: string;
   readonly prompt: readonly number[];
-  /** Digest of what separates KV: weights, adapter, cache salt, media. */
+  /** What the prompt's pictures show: their KV is not that of their tokens. */
+  readonly media: MediaContents;
+  /** Digest of what separates KV: weights, adapter, cache salt. */
   readonly partition: HashState;
   readonly maxTokens: number;
   readonly minTokens: number;
@@ -73,11 +76,13 @@ export class Sequence {
   private readonly keyState: HashState;
   private readonly pool: BlockPool;
   private readonly partition: HashState;
+  private readonly media: MediaContents;
 
   constructor(request: EngineRequest, pool: BlockPool) {
     this.tokens = [...request.prompt];
     this.pool = pool;
     this.partition = request.partition;
+    this.media = request.media;
     this.state = { ...request.partition };
     this.keyState = { ...request.partition };
     foldInto(this.keyState, 0x6b657973);
@@ -93,7 +98,7 @@ export class Sequence {
     const { blockSize } = this.pool;
     while ((this.keys.length + 1) * blockSize <= this.tokens.length) {
       const start = this.keys.length * blockSize;
-      for (let i = start; i < start + blockSize; i += 1) foldInto(this.keyState, this.tokens[i] ?? 0);
+      for (let i = start; i < start + blockSize; i += 1) foldInto(this.keyState, this.contentAt(i));
       this.keys.push(toKey(this.keyState));
     }
   }
@@ -126,12 +131,12 @@ export class Sequence {
   computeNext(): void {
     const { blockSize } = this.pool;
     const position = this.computed;
-    const token = this.tokens[position] ?? 0;
+    const content = this.contentAt(position);
     const cell =
-      (Math.imul(this.state.b ^ Math.imul(token + 1, 0x9e3779b1), 0x2545f491) ^ this.state.a ^ position) >>> 0;
+      (Math.imul(this.state.b ^ Math.imul(content + 1, 0x9e3779b1), 0x2545f491) ^ this.state.a ^ position) >>> 0;
     const index = Math.floor(position / blockSize);
     const block = this.blocks[index] ?? 0;
-    this.pool.write(block, position % blockSize, token, position, cell);
+    this.pool.write(block, position % blockSize, content, position, cell);
     foldInto(this.state, cell);
     this.computed = position + 1;
     if (this.computed % blockSize === 0) {
@@ -155,7 +160,7 @@ export class Sequence {
 
   /**
    * Writes slots that a peer gave, the first of them at position `from`, behind the local hit; how many of the first
-   * `count` are of another token or place than the prompt's.
+   * `count` are of another token, picture or place than the prompt's.
    */
   store(slots: PeerSlots, from: number, size: number, count: number): number {
     const { blockSize } = this.pool;
@@ -166,10 +171,15 @@ export class Sequence {
       const place = slots.positions[i] ?? -1;
       const block = this.blocks[Math.floor(position / blockSize)] ?? 0;
       this.pool.write(block, position % blockSize, token, place, slots.cells[i] ?? 0);
-      if (i < count && (token !== this.tokens[position] || place !== position)) wrong += 1;
+      if (i < count && (token !== this.contentAt(position) || place !== position)) wrong += 1;
     }
     this.fileBlocks(Math.floor(this.hitTokens / blockSize), from + count);
     return wrong;
+  }
+
+  /** What the KV of a place is computed from. */
+  private contentAt(position: number): number {
+    return this.media.get(position) ?? this.tokens[position] ?? 0;
   }
 
   /** Files full blocks below `tokens` in the prefix cache, from the given index, under the keys of the right tokens. */

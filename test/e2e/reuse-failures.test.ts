@@ -1,4 +1,3 @@
-import { createServer as createHttpServer } from 'node:http';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import { create } from '@bufbuild/protobuf';
 import { durationMs } from '@bufbuild/protobuf/wkt';
@@ -7,6 +6,8 @@ import { InstanceState } from '../../gen/baton/v1/instance_pb.ts';
 import { EntryKeySchema } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import { connectRemote } from '../../src/rpc/clients.ts';
 import { contentOf, type Harness, type HarnessOptions, post, startHarness } from '../support/harness.ts';
+import { instanceAt, instancesOf } from '../support/instances.ts';
+import { expectBreach, startOtherPrompt } from '../support/other-prompt.ts';
 import { engine, metricOf, untilUnread } from './ladder-support.ts';
 
 const open: AsyncDisposable[] = [];
@@ -61,17 +62,6 @@ class Talk {
     const parts = (reply.headers.get('x-baton-plan') ?? '').split('; ');
     return Object.fromEntries(parts.map((part) => part.split('=') as [string, string]));
   }
-}
-
-async function instancesOf(harness: Harness) {
-  using remote = connectRemote({ url: harness.rpcUrl });
-  return (await remote.poolRegistry.listInstances({})).instances;
-}
-
-async function instanceAt(harness: Harness, url: string) {
-  const found = (await instancesOf(harness)).find((instance) => instance.url === url);
-  if (found === undefined) throw new Error(`no instance at ${url}`);
-  return found;
 }
 
 function harmOf(harness: Harness) {
@@ -197,51 +187,14 @@ describe('a decode engine restarts', () => {
   });
 });
 
-/** A front of an engine that drops the token ids it is given and renders other messages; streams come in one piece. */
-async function startOtherPrompt(
-  target: string,
-  change: (messages: readonly Message[]) => readonly Message[],
-): Promise<{ readonly url: string }> {
-  const server = createHttpServer((request, response) => {
-    void (async () => {
-      const chunks: Buffer[] = [];
-      for await (const chunk of request) chunks.push(chunk as Buffer);
-      let body: Buffer | string = Buffer.concat(chunks);
-      if (request.method === 'POST' && request.url === '/v1/chat/completions') {
-        const parsed = JSON.parse(body.toString()) as {
-          messages: Message[];
-          kv_transfer_params?: { prompt_token_ids?: unknown };
-        };
-        if (parsed.kv_transfer_params?.prompt_token_ids !== undefined) {
-          delete parsed.kv_transfer_params.prompt_token_ids;
-          body = JSON.stringify({ ...parsed, messages: change(parsed.messages) });
-        }
-      }
-      const reply = await fetch(target + (request.url ?? ''), {
-        method: request.method ?? 'GET',
-        headers: { 'content-type': 'application/json' },
-        ...(request.method === 'POST' ? { body } : {}),
-      });
-      response.writeHead(reply.status, { 'content-type': reply.headers.get('content-type') ?? 'text/plain' });
-      response.end(Buffer.from(await reply.arrayBuffer()));
-    })();
-  });
-  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
-  open.unshift({
-    async [Symbol.asyncDispose]() {
-      server.closeAllConnections();
-      await new Promise((resolve) => server.close(resolve));
-    },
-  });
-  return { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}` };
-}
-
 describe('an engine uses another prompt than the one that was compared', () => {
   test('prefill: it is drained, the answer is right', async () => {
     const engines = await start({ prefill: 2, decode: 1 });
     const [first, second] = [engine(engines.prefill), engine(engines.prefill, 1)];
-    const more = (messages: readonly Message[]) => [...messages, { role: 'user', content: 'and more' }];
-    const front = await startOtherPrompt(first.url, more);
+    const front = await startOtherPrompt(first.url, ({ messages, isGiven }) =>
+      isGiven ? [...messages, { role: 'user', content: 'and more' }] : undefined,
+    );
+    open.unshift(front);
     const harness = await start({
       prefill: 1,
       decode: 0,
@@ -251,16 +204,19 @@ describe('an engine uses another prompt than the one that was compared', () => {
       const talk = new Talk(harness, `breach-${i}`);
       for (let turn = 0; turn < 3; turn += 1) await talk.turn();
     }
-    await expectDrained(harness, front.url);
+    await expectBreach(harness, front.url);
   });
 
   test.each([false, true])('decode, stream %s: nothing of its reply is shown, another one answers', async (stream) => {
     const engines = await start({ prefill: 1, decode: 2 });
     const [first, second] = [engine(engines.decode), engine(engines.decode, 1)];
     // As many tokens as there were: nothing but the ids can tell.
-    const other = (messages: readonly Message[]) =>
-      messages.map((message) => ({ ...message, content: [...message.content].reverse().join('') }));
-    const front = await startOtherPrompt(first.url, other);
+    const front = await startOtherPrompt(first.url, ({ messages, isGiven }) =>
+      isGiven
+        ? messages.map(({ role, content }) => ({ role, content: [...String(content)].reverse().join('') }))
+        : undefined,
+    );
+    open.unshift(front);
     const harness = await start({
       prefill: 0,
       decode: 1,
@@ -270,19 +226,9 @@ describe('an engine uses another prompt than the one that was compared', () => {
       const talk = new Talk(harness, `decodes-${i}`);
       for (let turn = 0; turn < 2; turn += 1) await talk.turn({ stream });
     }
-    await expectDrained(harness, front.url);
+    await expectBreach(harness, front.url);
     expect(await metricOf(harness, 'baton_retries_total{reason="other_prompt"}')).toBe(1);
   });
-
-  async function expectDrained(harness: Harness, url: string): Promise<void> {
-    await expect
-      .poll(() => instanceAt(harness, url))
-      .toMatchObject({
-        state: InstanceState.DRAINING,
-        stateReason: 'guard_breach',
-      });
-    expect(await metricOf(harness, 'baton_reuse_alarms_total{what="guard_breach"}')).toBe(1);
-  }
 });
 
 test('a store that does not answer costs its budget and no more', async () => {
@@ -359,7 +305,7 @@ test('what a slow reader holds up is taken off the time that its handle is kept'
   expect(kept).toBeGreaterThan(20_000);
 });
 
-describe('what follows from more than the token ids is not kept', () => {
+describe('what follows from more than the token ids is not found by them', () => {
   test('a picture: equal ids prove nothing', async () => {
     const harness = await start({ prefill: 1, decode: 1 });
     const text = 'tell me about this picture '.repeat(6);
@@ -374,8 +320,14 @@ describe('what follows from more than the token ids is not kept', () => {
     const got = await post(`${harness.url}/v1/completions`, again, { headers });
     const right = await post(`${harness.plain.url}/v1/completions`, again);
     expect(contentOf(got.text).texts).toEqual(contentOf(right.text).texts);
-    expect(got.headers.get('x-baton-plan')).toMatch(/outcome=miss_unsupported/);
-    expect(await metricOf(harness, 'baton_decode_handles_total{fate="released"}')).toBe(1);
+    expect(got.headers.get('x-baton-plan')).toMatch(/outcome=miss_mismatch/);
+    // Nor the picture's words by the ids that stand for it.
+    const { choices } = JSON.parse(got.text) as { choices: { text: string }[] };
+    const more = [...messages, { role: 'assistant', content: choices[0]?.text }, { role: 'user', content: 'on' }];
+    const after = await post(`${harness.url}/v1/chat/completions`, { ...first, messages: more }, { headers });
+    const alone = await post(`${harness.plain.url}/v1/chat/completions`, { ...first, messages: more });
+    expect(contentOf(after.text).texts).toEqual(contentOf(alone.text).texts);
+    expect(harmOf(harness)).toEqual([UNHARMED, UNHARMED]);
   });
 
   test('an adapter: its turns are found under its root', async () => {

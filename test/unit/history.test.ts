@@ -101,7 +101,7 @@ describe('finding the turn before', () => {
 
   test('the first turn is found by its own repetition only', () => {
     const first = hashes(chat(u1));
-    expect(first).toEqual({ all: all(chat(u1)), beforeAssistant: undefined, beforeTrailing: undefined });
+    expect(first).toMatchObject({ all: all(chat(u1)), beforeAssistant: undefined, beforeTrailing: undefined });
     expect(historyLookups(first!)).toEqual([first?.all]);
   });
 
@@ -111,6 +111,12 @@ describe('finding the turn before', () => {
     // Tool results follow the answer that asked for them.
     const tool = { role: 'tool', content: 't' };
     expect(historyLookups(hashes(chat(u1, a1, tool, tool))!)[1]).toBe(all(chat(u1)));
+  });
+
+  test('each hash is of so many messages', () => {
+    const { lengths } = hashes(chat(u1, a1, u2, a2))!;
+    const of = (...messages: Parameters<typeof chat>) => lengths.get(all(chat(...messages)));
+    expect([of(u1), of(u1, a1), of(u1, a1, u2), of(u1, a1, u2, a2)]).toEqual([1, undefined, 3, 4]);
   });
 
   test('an answer to be continued is looked up before it, then before the answer that was already complete', () => {

@@ -55,7 +55,7 @@ describe('the prefill leg', () => {
   test('warm: the stored handle with the compared ids, which P is to report back', () => {
     const params = decodeKvTransferParams(bytes({ ...HANDLE, do_remote_prefill: false, do_remote_decode: true }));
     if (params === undefined) throw new Error('no handle');
-    const warm = { params, promptTokenIds: [1, 2, 3] };
+    const warm = { params, promptTokenIds: [1, 2, 3], isRendered: false };
     const chat = nixl.prefill({ ...cold, api: 'chat.completions', hasMaxCompletionTokens: true, warm });
     expect(chat.set.get('max_completion_tokens')).toBe('1');
     expect(chat.set.get('return_token_ids')).toBe('true');
@@ -65,6 +65,10 @@ describe('the prefill leg', () => {
     const completion = nixl.prefill({ ...cold, api: 'completions', warm });
     expect(text(completion.set.get('prompt'))).toBe('[1,2,3]');
     expect(text(completion.set.get('kv_transfer_params'))).not.toContain('prompt_token_ids');
+    // What P renders itself it is not told; it reports all the same.
+    const media = nixl.prefill({ ...cold, api: 'chat.completions', warm: { ...warm, isRendered: true } });
+    expect(text(media.set.get('kv_transfer_params'))).not.toContain('prompt_token_ids');
+    expect(media.set.get('return_token_ids')).toBe('true');
   });
 
   test('cold, with ids that are known: P uses them, and reports them only where D can take them', () => {

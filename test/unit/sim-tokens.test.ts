@@ -72,8 +72,10 @@ describe('chat template', () => {
         'bytes',
       );
     expect(image('a').tokens).toEqual(image('b').tokens);
-    expect(image('a').mediaKey).not.toBe(image('b').mediaKey);
-    expect(image('a').hasMedia).toBe(true);
+    expect(image('a').media).toEqual(image('a').media);
+    expect([...image('a').media.keys()]).toEqual([...image('b').media.keys()]);
+    expect([...image('a').media.values()]).not.toEqual([...image('b').media.values()]);
+    expect(image('a').media.size).toBe(image('a').tokens.filter((id) => id === special.media).length);
   });
 });
 

@@ -18,7 +18,7 @@ import type { Message, UnknownEnum } from "@bufbuild/protobuf";
  * Describes the file baton/v1/router.proto.
  */
 export const file_baton_v1_router: GenFile = /*@__PURE__*/
-  fileDesc("ChViYXRvbi92MS9yb3V0ZXIucHJvdG8SCGJhdG9uLnYxIoADCgxSZXF1ZXN0RmFjdHMSEgoKcmVxdWVzdF9pZBgBIAEoCRIOCgZ0ZW5hbnQYAiABKAkSCwoDYXBpGAMgASgJEg0KBW1vZGVsGAQgASgJEg8KB2FkYXB0ZXIYBSABKAkSEgoKY2FjaGVfc2FsdBgGIAEoCRIXCg9jb252ZXJzYXRpb25faWQYByABKAkSDgoGc3RyZWFtGAggASgIEhIKCmJvZHlfYnl0ZXMYCSABKA0SFQoNbG9jYWxfcmVhc29ucxgKIAMoCRIRCgljb250aW51ZXMYCyABKAgSHwoXbG9va3VwX2NvbnZlcnNhdGlvbl9pZHMYDCADKAkSGAoQdW5wcm92ZW5fbWVtYmVycxgNIAMoCRIkCgZwcmVmaXgYDiADKAsyFC5iYXRvbi52MS5QcmVmaXhNYXJrEhAKCHByaW9yaXR5GA8gASgREhwKFGRlcml2ZWRfY29udmVyc2F0aW9uGBAgASgIEhMKC2NvbnZlcnRpYmxlGBEgASgIIikKClByZWZpeE1hcmsSDAoEaGFzaBgBIAEoBhINCgVieXRlcxgCIAEoDSK/AQoQUGxhblJvdXRlUmVxdWVzdBIQCghwbGFuX2tleRgBIAEoCRIlCgVmYWN0cxgCIAEoCzIWLmJhdG9uLnYxLlJlcXVlc3RGYWN0cxImCgZwcm9tcHQYAyABKAsyFi5iYXRvbi52MS5Qcm9tcHRUb2tlbnMSHQoVZXhjbHVkZWRfaW5zdGFuY2VfaWRzGAQgAygJEisKCG1heF93YWl0GAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIncKEVBsYW5Sb3V0ZVJlc3BvbnNlEh4KBHBsYW4YASABKAsyDi5iYXRvbi52MS5QbGFuSAASOAoSbmVlZF9wcm9tcHRfdG9rZW5zGAIgASgLMhouYmF0b24udjEuTmVlZFByb21wdFRva2Vuc0gAQggKBnJlc3VsdCJZChBOZWVkUHJvbXB0VG9rZW5zEhMKC2luc3RhbmNlX2lkGAEgASgJEgsKA3VybBgCIAEoCRIjCglmYWxsYmFja3MYAyADKAsyEC5iYXRvbi52MS5UYXJnZXQi1gEKBlRhcmdldBITCgtpbnN0YW5jZV9pZBgBIAEoCRILCgN1cmwYAiABKAkSKgoLaW5jYXJuYXRpb24YAyABKAsyFS5iYXRvbi52MS5JbmNhcm5hdGlvbhIkCgZlbmdpbmUYBCABKAsyFC5iYXRvbi52MS5FbmdpbmVJbmZvEiAKAmt2GAUgASgLMhQuYmF0b24udjEuS3ZTZXR0aW5ncxIfChJkYXRhX3BhcmFsbGVsX3JhbmsYBiABKA1IAIgBAUIVChNfZGF0YV9wYXJhbGxlbF9yYW5rIoYCCg1QcmVmaWxsSGFuZGxlEioKBnBhcmFtcxgBIAEoCzIaLmJhdG9uLnYxLkt2VHJhbnNmZXJQYXJhbXMSEAoIY2xhaW1faWQYAiABKAkSEAoIZW50cnlfaWQYAyABKAkSFgoObWF0Y2hlZF90b2tlbnMYBCABKA0SFQoNc3RvcmVkX3Rva2VucxgFIAEoDRILCgNjdXQYBiABKAgSKwoIZGVhZGxpbmUYByABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SJgoDYWdlGAggASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhQKDGluc3RhbmNlX2lkcxgJIAMoCSJlChBDYW5kaWRhdGVWZXJkaWN0EhMKC2luc3RhbmNlX2lkGAEgASgJEhwKBHJvbGUYAiABKA4yDi5iYXRvbi52MS5Sb2xlEg4KBnJlYXNvbhgDIAEoCRIOCgZkZXRhaWwYBCABKAki8gMKBFBsYW4SDwoHcGxhbl9pZBgBIAEoCRIgCgRtb2RlGAIgASgOMhIuYmF0b24udjEuUGxhbk1vZGUSEQoJY29ubmVjdG9yGAMgASgJEiEKB3ByZWZpbGwYBCABKAsyEC5iYXRvbi52MS5UYXJnZXQSKwoRcHJlZmlsbF9mYWxsYmFja3MYBSADKAsyEC5iYXRvbi52MS5UYXJnZXQSIAoGZGVjb2RlGAYgASgLMhAuYmF0b24udjEuVGFyZ2V0EioKEGRlY29kZV9mYWxsYmFja3MYByADKAsyEC5iYXRvbi52MS5UYXJnZXQSLwoOcHJlZmlsbF9oYW5kbGUYCCABKAsyFy5iYXRvbi52MS5QcmVmaWxsSGFuZGxlEi0KDXJldXNlX291dGNvbWUYCSABKA4yFi5iYXRvbi52MS5SZXVzZU91dGNvbWUSDgoGcmVhc29uGAogASgJEiwKCHZlcmRpY3RzGAsgAygLMhouYmF0b24udjEuQ2FuZGlkYXRlVmVyZGljdBIWCg5jYXB0dXJlX3Rva2VucxgMIAEoCBIPCgdhZGFwdGVyGA0gASgJEhQKDHdob2xlX2RlY29kZRgOIAEoCBIpCgZxdWV1ZWQYDyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24ikwIKCUxlZ1JlcG9ydBIaCgNsZWcYASABKA4yDS5iYXRvbi52MS5MZWcSEwoLaW5zdGFuY2VfaWQYAiABKAkSIwoGZW5kaW5nGAMgASgOMhMuYmF0b24udjEuTGVnRW5kaW5nEhMKC2h0dHBfc3RhdHVzGAQgASgNEisKCGR1cmF0aW9uGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhUKDWNvbnRlbnRfc2hvd24YBiABKAgSDAoEd2FybRgHIAEoCBIYChBwZWVyX2luc3RhbmNlX2lkGAggASgJEi8KDHVucmVhZF9sZWFzZRgJIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiKEAwoUUmVwb3J0T3V0Y29tZVJlcXVlc3QSDwoHcGxhbl9pZBgBIAEoCRIhCgRsZWdzGAIgAygLMhMuYmF0b24udjEuTGVnUmVwb3J0Eg0KBWZpbmFsGAMgASgIEg4KBnN0YXR1cxgEIAEoDRIqCgZoYW5kbGUYBSABKAsyGi5iYXRvbi52MS5LdlRyYW5zZmVyUGFyYW1zEiMKBWNoYWluGAYgASgLMhQuYmF0b24udjEuVG9rZW5DaGFpbhIVCg1wcm9tcHRfdG9rZW5zGAcgASgNEhkKEWNvbXBsZXRpb25fdG9rZW5zGAggASgNEikKBnBhdXNlZBgJIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhItCg1yZXVzZV9vdXRjb21lGAogASgOMhYuYmF0b24udjEuUmV1c2VPdXRjb21lEhQKDGd1YXJkX2JyZWFjaBgLIAEoCBImCgdjb250ZXh0GAwgASgLMhUuYmF0b24udjEuUGxhbkNvbnRleHQiUgoLUGxhbkNvbnRleHQSJQoFZmFjdHMYASABKAsyFi5iYXRvbi52MS5SZXF1ZXN0RmFjdHMSHAoEcGxhbhgCIAEoCzIOLmJhdG9uLnYxLlBsYW4iLQoVUmVwb3J0T3V0Y29tZVJlc3BvbnNlEhQKDHBsYW5fdW5rbm93bhgBIAEoCCKDAQoTRXhwbGFpblJvdXRlUmVxdWVzdBIlCgVmYWN0cxgBIAEoCzIWLmJhdG9uLnYxLlJlcXVlc3RGYWN0cxImCgZwcm9tcHQYAiABKAsyFi5iYXRvbi52MS5Qcm9tcHRUb2tlbnMSHQoVZXhjbHVkZWRfaW5zdGFuY2VfaWRzGAMgAygJIjQKFEV4cGxhaW5Sb3V0ZVJlc3BvbnNlEhwKBHBsYW4YASABKAsyDi5iYXRvbi52MS5QbGFuKp0BCghQbGFuTW9kZRIZChVQTEFOX01PREVfVU5TUEVDSUZJRUQQABIcChhQTEFOX01PREVfUFJFRklMTF9ERUNPREUQARIiCh5QTEFOX01PREVfUFJFRklMTF9ERUNPREVfUkVVU0UQAhIaChZQTEFOX01PREVfREVDT0RFX0xPQ0FMEAMSGAoUUExBTl9NT0RFX0FHR1JFR0FURUQQBCqRBQoMUmV1c2VPdXRjb21lEh0KGVJFVVNFX09VVENPTUVfVU5TUEVDSUZJRUQQABIVChFSRVVTRV9PVVRDT01FX0hJVBABEhkKFVJFVVNFX09VVENPTUVfSElUX0NVVBACEh4KGlJFVVNFX09VVENPTUVfREVDT0RFX0xPQ0FMEAMSHAoYUkVVU0VfT1VUQ09NRV9NSVNTX05FVkVSEAQSHgoaUkVVU0VfT1VUQ09NRV9NSVNTX0VYUElSRUQQBRIcChhSRVVTRV9PVVRDT01FX01JU1NfVEFLRU4QBhIfChtSRVVTRV9PVVRDT01FX01JU1NfUkVMRUFTRUQQBxIfChtSRVVTRV9PVVRDT01FX01JU1NfTUlTTUFUQ0gQCBIhCh1SRVVTRV9PVVRDT01FX01JU1NfT1dORVJfR09ORRAJEiAKHFJFVVNFX09VVENPTUVfTUlTU19UT09fU01BTEwQChIiCh5SRVVTRV9PVVRDT01FX01JU1NfU1RPUkVfRVBPQ0gQCxIoCiRSRVVTRV9PVVRDT01FX01JU1NfU1RPUkVfVU5BVkFJTEFCTEUQDBIfChtSRVVTRV9PVVRDT01FX01JU1NfRElTQUJMRUQQDRIiCh5SRVVTRV9PVVRDT01FX01JU1NfVU5TVVBQT1JURUQQDhIjCh9SRVVTRV9PVVRDT01FX01JU1NfVU5WRVJJRklBQkxFEA8SKQolUkVVU0VfT1VUQ09NRV9NSVNTX1VOU1VQUE9SVEVEX1NUUkVBTRAQEiAKHFJFVVNFX09VVENPTUVfTUlTU19OT19IQU5ETEUQERIoCiRSRVVTRV9PVVRDT01FX1dBUk1fRkFJTEVEX0NPTERfUkVUUlkQEio7CgNMZWcSEwoPTEVHX1VOU1BFQ0lGSUVEEAASDwoLTEVHX1BSRUZJTEwQARIOCgpMRUdfREVDT0RFEAIqggIKCUxlZ0VuZGluZxIaChZMRUdfRU5ESU5HX1VOU1BFQ0lGSUVEEAASEQoNTEVHX0VORElOR19PSxABEhsKF0xFR19FTkRJTkdfQ0xJRU5UX0VSUk9SEAISEwoPTEVHX0VORElOR19CVVNZEAMSGwoXTEVHX0VORElOR19TRVJWRVJfRVJST1IQBBIXChNMRUdfRU5ESU5HX05PVF9TRU5UEAUSFAoQTEVHX0VORElOR19SRVNFVBAGEhYKEkxFR19FTkRJTkdfVElNRU9VVBAHEhYKEkxFR19FTkRJTkdfQUJPUlRFRBAIEhgKFExFR19FTkRJTkdfTk9fSEFORExFEAky/gEKBlJvdXRlchJJCglQbGFuUm91dGUSGi5iYXRvbi52MS5QbGFuUm91dGVSZXF1ZXN0GhsuYmF0b24udjEuUGxhblJvdXRlUmVzcG9uc2UiA5ACAhJVCg1SZXBvcnRPdXRjb21lEh4uYmF0b24udjEuUmVwb3J0T3V0Y29tZVJlcXVlc3QaHy5iYXRvbi52MS5SZXBvcnRPdXRjb21lUmVzcG9uc2UiA5ACAhJSCgxFeHBsYWluUm91dGUSHS5iYXRvbi52MS5FeHBsYWluUm91dGVSZXF1ZXN0Gh4uYmF0b24udjEuRXhwbGFpblJvdXRlUmVzcG9uc2UiA5ACAWIGcHJvdG8z", [file_baton_v1_instance, file_baton_v1_kv_transfer, file_baton_v1_tokens, file_google_protobuf_duration]);
+  fileDesc("ChViYXRvbi92MS9yb3V0ZXIucHJvdG8SCGJhdG9uLnYxIqcDCgxSZXF1ZXN0RmFjdHMSEgoKcmVxdWVzdF9pZBgBIAEoCRIOCgZ0ZW5hbnQYAiABKAkSCwoDYXBpGAMgASgJEg0KBW1vZGVsGAQgASgJEg8KB2FkYXB0ZXIYBSABKAkSEgoKY2FjaGVfc2FsdBgGIAEoCRIXCg9jb252ZXJzYXRpb25faWQYByABKAkSDgoGc3RyZWFtGAggASgIEhIKCmJvZHlfYnl0ZXMYCSABKA0SFQoNbG9jYWxfcmVhc29ucxgKIAMoCRIRCgljb250aW51ZXMYCyABKAgSHwoXbG9va3VwX2NvbnZlcnNhdGlvbl9pZHMYDCADKAkSGAoQdW5wcm92ZW5fbWVtYmVycxgNIAMoCRIkCgZwcmVmaXgYDiADKAsyFC5iYXRvbi52MS5QcmVmaXhNYXJrEhAKCHByaW9yaXR5GA8gASgREhwKFGRlcml2ZWRfY29udmVyc2F0aW9uGBAgASgIEhMKC2NvbnZlcnRpYmxlGBEgASgIEiUKBW1lZGlhGBIgASgLMhYuYmF0b24udjEuTWVkaWFIaXN0b3J5Ik8KDE1lZGlhSGlzdG9yeRIXCg9jb252ZXJzYXRpb25faWQYASABKAkSJgoHbG9va3VwcxgCIAMoCzIVLmJhdG9uLnYxLk1lZGlhTG9va3VwIjoKC01lZGlhTG9va3VwEhcKD2NvbnZlcnNhdGlvbl9pZBgBIAEoCRISCgptb3JlX21lZGlhGAIgASgIIikKClByZWZpeE1hcmsSDAoEaGFzaBgBIAEoBhINCgVieXRlcxgCIAEoDSK/AQoQUGxhblJvdXRlUmVxdWVzdBIQCghwbGFuX2tleRgBIAEoCRIlCgVmYWN0cxgCIAEoCzIWLmJhdG9uLnYxLlJlcXVlc3RGYWN0cxImCgZwcm9tcHQYAyABKAsyFi5iYXRvbi52MS5Qcm9tcHRUb2tlbnMSHQoVZXhjbHVkZWRfaW5zdGFuY2VfaWRzGAQgAygJEisKCG1heF93YWl0GAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIncKEVBsYW5Sb3V0ZVJlc3BvbnNlEh4KBHBsYW4YASABKAsyDi5iYXRvbi52MS5QbGFuSAASOAoSbmVlZF9wcm9tcHRfdG9rZW5zGAIgASgLMhouYmF0b24udjEuTmVlZFByb21wdFRva2Vuc0gAQggKBnJlc3VsdCJZChBOZWVkUHJvbXB0VG9rZW5zEhMKC2luc3RhbmNlX2lkGAEgASgJEgsKA3VybBgCIAEoCRIjCglmYWxsYmFja3MYAyADKAsyEC5iYXRvbi52MS5UYXJnZXQi1gEKBlRhcmdldBITCgtpbnN0YW5jZV9pZBgBIAEoCRILCgN1cmwYAiABKAkSKgoLaW5jYXJuYXRpb24YAyABKAsyFS5iYXRvbi52MS5JbmNhcm5hdGlvbhIkCgZlbmdpbmUYBCABKAsyFC5iYXRvbi52MS5FbmdpbmVJbmZvEiAKAmt2GAUgASgLMhQuYmF0b24udjEuS3ZTZXR0aW5ncxIfChJkYXRhX3BhcmFsbGVsX3JhbmsYBiABKA1IAIgBAUIVChNfZGF0YV9wYXJhbGxlbF9yYW5rIoYCCg1QcmVmaWxsSGFuZGxlEioKBnBhcmFtcxgBIAEoCzIaLmJhdG9uLnYxLkt2VHJhbnNmZXJQYXJhbXMSEAoIY2xhaW1faWQYAiABKAkSEAoIZW50cnlfaWQYAyABKAkSFgoObWF0Y2hlZF90b2tlbnMYBCABKA0SFQoNc3RvcmVkX3Rva2VucxgFIAEoDRILCgNjdXQYBiABKAgSKwoIZGVhZGxpbmUYByABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SJgoDYWdlGAggASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhQKDGluc3RhbmNlX2lkcxgJIAMoCSJlChBDYW5kaWRhdGVWZXJkaWN0EhMKC2luc3RhbmNlX2lkGAEgASgJEhwKBHJvbGUYAiABKA4yDi5iYXRvbi52MS5Sb2xlEg4KBnJlYXNvbhgDIAEoCRIOCgZkZXRhaWwYBCABKAki8gMKBFBsYW4SDwoHcGxhbl9pZBgBIAEoCRIgCgRtb2RlGAIgASgOMhIuYmF0b24udjEuUGxhbk1vZGUSEQoJY29ubmVjdG9yGAMgASgJEiEKB3ByZWZpbGwYBCABKAsyEC5iYXRvbi52MS5UYXJnZXQSKwoRcHJlZmlsbF9mYWxsYmFja3MYBSADKAsyEC5iYXRvbi52MS5UYXJnZXQSIAoGZGVjb2RlGAYgASgLMhAuYmF0b24udjEuVGFyZ2V0EioKEGRlY29kZV9mYWxsYmFja3MYByADKAsyEC5iYXRvbi52MS5UYXJnZXQSLwoOcHJlZmlsbF9oYW5kbGUYCCABKAsyFy5iYXRvbi52MS5QcmVmaWxsSGFuZGxlEi0KDXJldXNlX291dGNvbWUYCSABKA4yFi5iYXRvbi52MS5SZXVzZU91dGNvbWUSDgoGcmVhc29uGAogASgJEiwKCHZlcmRpY3RzGAsgAygLMhouYmF0b24udjEuQ2FuZGlkYXRlVmVyZGljdBIWCg5jYXB0dXJlX3Rva2VucxgMIAEoCBIPCgdhZGFwdGVyGA0gASgJEhQKDHdob2xlX2RlY29kZRgOIAEoCBIpCgZxdWV1ZWQYDyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24ikwIKCUxlZ1JlcG9ydBIaCgNsZWcYASABKA4yDS5iYXRvbi52MS5MZWcSEwoLaW5zdGFuY2VfaWQYAiABKAkSIwoGZW5kaW5nGAMgASgOMhMuYmF0b24udjEuTGVnRW5kaW5nEhMKC2h0dHBfc3RhdHVzGAQgASgNEisKCGR1cmF0aW9uGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhUKDWNvbnRlbnRfc2hvd24YBiABKAgSDAoEd2FybRgHIAEoCBIYChBwZWVyX2luc3RhbmNlX2lkGAggASgJEi8KDHVucmVhZF9sZWFzZRgJIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiKEAwoUUmVwb3J0T3V0Y29tZVJlcXVlc3QSDwoHcGxhbl9pZBgBIAEoCRIhCgRsZWdzGAIgAygLMhMuYmF0b24udjEuTGVnUmVwb3J0Eg0KBWZpbmFsGAMgASgIEg4KBnN0YXR1cxgEIAEoDRIqCgZoYW5kbGUYBSABKAsyGi5iYXRvbi52MS5LdlRyYW5zZmVyUGFyYW1zEiMKBWNoYWluGAYgASgLMhQuYmF0b24udjEuVG9rZW5DaGFpbhIVCg1wcm9tcHRfdG9rZW5zGAcgASgNEhkKEWNvbXBsZXRpb25fdG9rZW5zGAggASgNEikKBnBhdXNlZBgJIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhItCg1yZXVzZV9vdXRjb21lGAogASgOMhYuYmF0b24udjEuUmV1c2VPdXRjb21lEhQKDGd1YXJkX2JyZWFjaBgLIAEoCBImCgdjb250ZXh0GAwgASgLMhUuYmF0b24udjEuUGxhbkNvbnRleHQiUgoLUGxhbkNvbnRleHQSJQoFZmFjdHMYASABKAsyFi5iYXRvbi52MS5SZXF1ZXN0RmFjdHMSHAoEcGxhbhgCIAEoCzIOLmJhdG9uLnYxLlBsYW4iLQoVUmVwb3J0T3V0Y29tZVJlc3BvbnNlEhQKDHBsYW5fdW5rbm93bhgBIAEoCCKDAQoTRXhwbGFpblJvdXRlUmVxdWVzdBIlCgVmYWN0cxgBIAEoCzIWLmJhdG9uLnYxLlJlcXVlc3RGYWN0cxImCgZwcm9tcHQYAiABKAsyFi5iYXRvbi52MS5Qcm9tcHRUb2tlbnMSHQoVZXhjbHVkZWRfaW5zdGFuY2VfaWRzGAMgAygJIjQKFEV4cGxhaW5Sb3V0ZVJlc3BvbnNlEhwKBHBsYW4YASABKAsyDi5iYXRvbi52MS5QbGFuKp0BCghQbGFuTW9kZRIZChVQTEFOX01PREVfVU5TUEVDSUZJRUQQABIcChhQTEFOX01PREVfUFJFRklMTF9ERUNPREUQARIiCh5QTEFOX01PREVfUFJFRklMTF9ERUNPREVfUkVVU0UQAhIaChZQTEFOX01PREVfREVDT0RFX0xPQ0FMEAMSGAoUUExBTl9NT0RFX0FHR1JFR0FURUQQBCqRBQoMUmV1c2VPdXRjb21lEh0KGVJFVVNFX09VVENPTUVfVU5TUEVDSUZJRUQQABIVChFSRVVTRV9PVVRDT01FX0hJVBABEhkKFVJFVVNFX09VVENPTUVfSElUX0NVVBACEh4KGlJFVVNFX09VVENPTUVfREVDT0RFX0xPQ0FMEAMSHAoYUkVVU0VfT1VUQ09NRV9NSVNTX05FVkVSEAQSHgoaUkVVU0VfT1VUQ09NRV9NSVNTX0VYUElSRUQQBRIcChhSRVVTRV9PVVRDT01FX01JU1NfVEFLRU4QBhIfChtSRVVTRV9PVVRDT01FX01JU1NfUkVMRUFTRUQQBxIfChtSRVVTRV9PVVRDT01FX01JU1NfTUlTTUFUQ0gQCBIhCh1SRVVTRV9PVVRDT01FX01JU1NfT1dORVJfR09ORRAJEiAKHFJFVVNFX09VVENPTUVfTUlTU19UT09fU01BTEwQChIiCh5SRVVTRV9PVVRDT01FX01JU1NfU1RPUkVfRVBPQ0gQCxIoCiRSRVVTRV9PVVRDT01FX01JU1NfU1RPUkVfVU5BVkFJTEFCTEUQDBIfChtSRVVTRV9PVVRDT01FX01JU1NfRElTQUJMRUQQDRIiCh5SRVVTRV9PVVRDT01FX01JU1NfVU5TVVBQT1JURUQQDhIjCh9SRVVTRV9PVVRDT01FX01JU1NfVU5WRVJJRklBQkxFEA8SKQolUkVVU0VfT1VUQ09NRV9NSVNTX1VOU1VQUE9SVEVEX1NUUkVBTRAQEiAKHFJFVVNFX09VVENPTUVfTUlTU19OT19IQU5ETEUQERIoCiRSRVVTRV9PVVRDT01FX1dBUk1fRkFJTEVEX0NPTERfUkVUUlkQEio7CgNMZWcSEwoPTEVHX1VOU1BFQ0lGSUVEEAASDwoLTEVHX1BSRUZJTEwQARIOCgpMRUdfREVDT0RFEAIqggIKCUxlZ0VuZGluZxIaChZMRUdfRU5ESU5HX1VOU1BFQ0lGSUVEEAASEQoNTEVHX0VORElOR19PSxABEhsKF0xFR19FTkRJTkdfQ0xJRU5UX0VSUk9SEAISEwoPTEVHX0VORElOR19CVVNZEAMSGwoXTEVHX0VORElOR19TRVJWRVJfRVJST1IQBBIXChNMRUdfRU5ESU5HX05PVF9TRU5UEAUSFAoQTEVHX0VORElOR19SRVNFVBAGEhYKEkxFR19FTkRJTkdfVElNRU9VVBAHEhYKEkxFR19FTkRJTkdfQUJPUlRFRBAIEhgKFExFR19FTkRJTkdfTk9fSEFORExFEAky/gEKBlJvdXRlchJJCglQbGFuUm91dGUSGi5iYXRvbi52MS5QbGFuUm91dGVSZXF1ZXN0GhsuYmF0b24udjEuUGxhblJvdXRlUmVzcG9uc2UiA5ACAhJVCg1SZXBvcnRPdXRjb21lEh4uYmF0b24udjEuUmVwb3J0T3V0Y29tZVJlcXVlc3QaHy5iYXRvbi52MS5SZXBvcnRPdXRjb21lUmVzcG9uc2UiA5ACAhJSCgxFeHBsYWluUm91dGUSHS5iYXRvbi52MS5FeHBsYWluUm91dGVSZXF1ZXN0Gh4uYmF0b24udjEuRXhwbGFpblJvdXRlUmVzcG9uc2UiA5ACAWIGcHJvdG8z", [file_baton_v1_instance, file_baton_v1_kv_transfer, file_baton_v1_tokens, file_google_protobuf_duration]);
 
 /**
  * RequestFacts is what the router may know about a client request.
@@ -149,6 +149,15 @@ export type RequestFacts = Message<"baton.v1.RequestFacts"> & {
    * @generated from field: bool convertible = 17;
    */
   convertible: boolean;
+
+  /**
+   * Set where the prompt has pictures, sound or video, all of them within the request. Their bytes are not in the tokens,
+   * so handles are then kept and found under the histories named here, whatever conversation_id and
+   * lookup_conversation_ids say. A router that does not know this field uses no handle for such a request.
+   *
+   * @generated from field: baton.v1.MediaHistory media = 18;
+   */
+  media?: MediaHistory | undefined;
 };
 
 /**
@@ -157,6 +166,62 @@ export type RequestFacts = Message<"baton.v1.RequestFacts"> & {
  */
 export const RequestFactsSchema: GenMessage<RequestFacts> = /*@__PURE__*/
   messageDesc(file_baton_v1_router, 0);
+
+/**
+ * MediaHistory names the messages of a request with media, byte by byte, without telling them.
+ *
+ * @generated from message baton.v1.MediaHistory
+ */
+export type MediaHistory = Message<"baton.v1.MediaHistory"> & {
+  /**
+   * Made of all messages: where the handle of this turn is put.
+   *
+   * @generated from field: string conversation_id = 1;
+   */
+  conversationId: string;
+
+  /**
+   * Made of leading messages: where the router looks for handles of earlier turns, in this order; at most 8.
+   *
+   * @generated from field: repeated baton.v1.MediaLookup lookups = 2;
+   */
+  lookups: MediaLookup[];
+};
+
+/**
+ * Describes the message baton.v1.MediaHistory.
+ * Use `create(MediaHistorySchema)` to create a new message.
+ */
+export const MediaHistorySchema: GenMessage<MediaHistory> = /*@__PURE__*/
+  messageDesc(file_baton_v1_router, 1);
+
+/**
+ * MediaLookup names leading messages of a request with media.
+ *
+ * @generated from message baton.v1.MediaLookup
+ */
+export type MediaLookup = Message<"baton.v1.MediaLookup"> & {
+  /**
+   * Made of those messages.
+   *
+   * @generated from field: string conversation_id = 1;
+   */
+  conversationId: string;
+
+  /**
+   * Whether media are among the messages behind them: then a handle is used whole or not at all.
+   *
+   * @generated from field: bool more_media = 2;
+   */
+  moreMedia: boolean;
+};
+
+/**
+ * Describes the message baton.v1.MediaLookup.
+ * Use `create(MediaLookupSchema)` to create a new message.
+ */
+export const MediaLookupSchema: GenMessage<MediaLookup> = /*@__PURE__*/
+  messageDesc(file_baton_v1_router, 2);
 
 /**
  * PrefixMark names the beginning of a prompt without telling it.
@@ -184,7 +249,7 @@ export type PrefixMark = Message<"baton.v1.PrefixMark"> & {
  * Use `create(PrefixMarkSchema)` to create a new message.
  */
 export const PrefixMarkSchema: GenMessage<PrefixMark> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 1);
+  messageDesc(file_baton_v1_router, 3);
 
 /**
  * PlanRouteRequest asks for a plan.
@@ -234,7 +299,7 @@ export type PlanRouteRequest = Message<"baton.v1.PlanRouteRequest"> & {
  * Use `create(PlanRouteRequestSchema)` to create a new message.
  */
 export const PlanRouteRequestSchema: GenMessage<PlanRouteRequest> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 2);
+  messageDesc(file_baton_v1_router, 4);
 
 /**
  * PlanRouteResponse is a plan, or what is missing for one.
@@ -271,7 +336,7 @@ export type PlanRouteResponse = Message<"baton.v1.PlanRouteResponse"> & {
  * Use `create(PlanRouteResponseSchema)` to create a new message.
  */
 export const PlanRouteResponseSchema: GenMessage<PlanRouteResponse> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 3);
+  messageDesc(file_baton_v1_router, 5);
 
 /**
  * NeedPromptTokens asks the caller to tokenise the prompt and to call PlanRoute again with the ids and the same
@@ -307,7 +372,7 @@ export type NeedPromptTokens = Message<"baton.v1.NeedPromptTokens"> & {
  * Use `create(NeedPromptTokensSchema)` to create a new message.
  */
 export const NeedPromptTokensSchema: GenMessage<NeedPromptTokens> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 4);
+  messageDesc(file_baton_v1_router, 6);
 
 /**
  * Target is an instance as a plan refers to it.
@@ -363,7 +428,7 @@ export type Target = Message<"baton.v1.Target"> & {
  * Use `create(TargetSchema)` to create a new message.
  */
 export const TargetSchema: GenMessage<Target> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 5);
+  messageDesc(file_baton_v1_router, 7);
 
 /**
  * PrefillHandle is the handle of an earlier turn, ready for the prefill leg.
@@ -440,7 +505,7 @@ export type PrefillHandle = Message<"baton.v1.PrefillHandle"> & {
  * Use `create(PrefillHandleSchema)` to create a new message.
  */
 export const PrefillHandleSchema: GenMessage<PrefillHandle> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 6);
+  messageDesc(file_baton_v1_router, 8);
 
 /**
  * CandidateVerdict says why an instance was not chosen.
@@ -482,7 +547,7 @@ export type CandidateVerdict = Message<"baton.v1.CandidateVerdict"> & {
  * Use `create(CandidateVerdictSchema)` to create a new message.
  */
 export const CandidateVerdictSchema: GenMessage<CandidateVerdict> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 7);
+  messageDesc(file_baton_v1_router, 9);
 
 /**
  * Plan is the decision of the router for one request.
@@ -602,7 +667,7 @@ export type Plan = Message<"baton.v1.Plan"> & {
  * Use `create(PlanSchema)` to create a new message.
  */
 export const PlanSchema: GenMessage<Plan> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 8);
+  messageDesc(file_baton_v1_router, 10);
 
 /**
  * LegReport is how one leg of a plan went.
@@ -680,7 +745,7 @@ export type LegReport = Message<"baton.v1.LegReport"> & {
  * Use `create(LegReportSchema)` to create a new message.
  */
 export const LegReportSchema: GenMessage<LegReport> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 9);
+  messageDesc(file_baton_v1_router, 11);
 
 /**
  * ReportOutcomeRequest tells how the legs of a plan went.
@@ -779,7 +844,7 @@ export type ReportOutcomeRequest = Message<"baton.v1.ReportOutcomeRequest"> & {
  * Use `create(ReportOutcomeRequestSchema)` to create a new message.
  */
 export const ReportOutcomeRequestSchema: GenMessage<ReportOutcomeRequest> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 10);
+  messageDesc(file_baton_v1_router, 12);
 
 /**
  * PlanContext lets a router finish a plan that another router made, or that it made before it was restarted.
@@ -807,7 +872,7 @@ export type PlanContext = Message<"baton.v1.PlanContext"> & {
  * Use `create(PlanContextSchema)` to create a new message.
  */
 export const PlanContextSchema: GenMessage<PlanContext> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 11);
+  messageDesc(file_baton_v1_router, 13);
 
 /**
  * ReportOutcomeResponse acknowledges a report.
@@ -829,7 +894,7 @@ export type ReportOutcomeResponse = Message<"baton.v1.ReportOutcomeResponse"> & 
  * Use `create(ReportOutcomeResponseSchema)` to create a new message.
  */
 export const ReportOutcomeResponseSchema: GenMessage<ReportOutcomeResponse> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 12);
+  messageDesc(file_baton_v1_router, 14);
 
 /**
  * ExplainRouteRequest asks what PlanRoute would answer.
@@ -864,7 +929,7 @@ export type ExplainRouteRequest = Message<"baton.v1.ExplainRouteRequest"> & {
  * Use `create(ExplainRouteRequestSchema)` to create a new message.
  */
 export const ExplainRouteRequestSchema: GenMessage<ExplainRouteRequest> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 13);
+  messageDesc(file_baton_v1_router, 15);
 
 /**
  * ExplainRouteResponse is the answer of a dry run.
@@ -886,7 +951,7 @@ export type ExplainRouteResponse = Message<"baton.v1.ExplainRouteResponse"> & {
  * Use `create(ExplainRouteResponseSchema)` to create a new message.
  */
 export const ExplainRouteResponseSchema: GenMessage<ExplainRouteResponse> = /*@__PURE__*/
-  messageDesc(file_baton_v1_router, 14);
+  messageDesc(file_baton_v1_router, 16);
 
 /**
  * PlanMode is how a request is served.
