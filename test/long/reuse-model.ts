@@ -69,7 +69,7 @@ export class ModelConversation {
   live: ModelEntry[] = [];
   /** The newest entry that is gone, and the outcomes it may lead to. */
   #dead: { seq: number; outcomes: Set<string> } | undefined;
-  /** Why the last turn left no entry; undefined: it left one, or there was none. */
+  /** Why the last turn left no entry; undefined: it left one, or there was none; `media`: it did, under its very messages. */
   lastLeft: Set<string | undefined> = new Set([undefined]);
   /** Whether the router may, or must, remember a turn. */
   remembered: 'yes' | 'no' | 'maybe' = 'no';
@@ -140,10 +140,12 @@ export class ModelConversation {
     if (live.length === 0) {
       const found: Expectation[] = [];
       for (const left of this.lastLeft) {
-        if (left !== undefined) found.push(...none(left));
+        if (left === 'media' && dead !== undefined) found.push(...none(...dead.outcomes));
+        else if (left === 'media') found.push(...none(facts.isUnproven ? 'miss_unsupported' : 'miss_mismatch'));
+        else if (left !== undefined) found.push(...none(left));
         else found.push(...none(...(dead?.outcomes ?? [facts.continues ? 'miss_never' : 'none'])));
       }
-      if (this.lastLeft.has(undefined)) found.push(...none(...this.unseen));
+      if (this.lastLeft.has(undefined) || this.lastLeft.has('media')) found.push(...none(...this.unseen));
       return found;
     }
     if (facts.isUnproven) return none('miss_unsupported');

@@ -137,7 +137,7 @@ describe.each(WORLDS.map((options) => ({ ...options, turns: Math.ceil(options.tu
       expect(fates('stored') + fates('released'), sums).toBe(Number(stats.puts));
       expect(fates('store_unavailable'), sums).toBe(0);
       expect(fates('stored'), sums).toBeGreaterThanOrEqual(tally.seenEntries);
-      const unseen = tally.pairHits + tally.ends.unheard;
+      const unseen = tally.pairHits + tally.ends.unheard + tally.media;
       expect(fates('stored'), sums).toBeLessThanOrEqual(tally.seenEntries + unseen);
       expect(rejections, sums).toEqual([]);
       process.stdout.write(`${sums}\n`);

@@ -21,9 +21,15 @@ import {
   TOGETHER,
   tokensOf,
   unnamedOutcome,
+  WITH_MEDIA,
 } from './reuse-scene.ts';
 import { answered, beginHead, drawTurn, type Head, nextHead, type TurnAsk, type Voice } from './reuse-turns.ts';
 import { drawOf, isHarmless, modelsOf, storeTtlMs, until, type World, wait } from './reuse-world.ts';
+
+/** It is put where its messages say, pictures and all, and looks there for earlier ones. */
+function isKeptByMessages({ isNamed, isLocal, hasMedia }: TurnAsk): boolean {
+  return isNamed && !isLocal && hasMedia;
+}
 
 /** Plays turns in a world and compares each with the model. */
 export class Players {
@@ -37,6 +43,7 @@ export class Players {
     unsure: 0,
     matched: 0,
     seenEntries: 0,
+    media: 0,
     pairHits: 0,
   };
   readonly #conversations = new Map<string, ModelConversation>();
@@ -204,6 +211,7 @@ export class Players {
     };
     const chosen: (Expectation | undefined)[] = [];
     for (const turn of done) {
+      if (isKeptByMessages(turn.ask)) this.tally.media += 1;
       this.#checkReply(turn, scene);
       chosen.push(this.#checkOutcome(turn, done, scene));
     }
@@ -297,9 +305,13 @@ export class Players {
       }
     }
     const { conversation, from, to, hits, outages, isTrial } = scene;
-    const expected = ask.isNamed
-      ? conversation.expect({ ...facts, isUnproven: ask.isUnproven }, from, to)
-      : [{ outcome: unnamedOutcome(facts), matched: 0, takes: undefined, rules: [] }];
+    const only = (one: string) => ({ outcome: one, matched: 0, takes: undefined, rules: [] });
+    const byMessages = isKeptByMessages(ask);
+    const expected = byMessages
+      ? [...WITH_MEDIA].map(only)
+      : ask.isNamed
+        ? conversation.expect(facts, from, to)
+        : [only(unnamedOutcome(facts))];
     const allowed = new Set(expected.map((one) => one.outcome));
     const mayHit = allowed.has('hit') || allowed.has('hit_cut');
     const touches = (leg: string) => hits.some((rule) => rule.leg === leg);
@@ -319,6 +331,10 @@ export class Players {
     if (!allowed.has(outcome) && !anything) {
       this.#tell(turn, scene, `outcome ${outcome} instead of ${[...allowed].join(' or ')}`, conversation);
       return undefined;
+    }
+    if (byMessages) {
+      tally.unsure += 1;
+      return { ...only(outcome), matched };
     }
     const isSure = allowed.size === 1 && !outages && together.length === 1;
     tally[isSure ? 'exact' : 'unsure'] += 1;
@@ -357,8 +373,11 @@ export class Players {
     const isAborted =
       right.substance?.endedByText === true && !isFull(turn, this.#world.options.engine) && !endsAtToken(turn);
     const gives = handedOver && !isAborted && (!ask.stream || this.#streamsHandles());
-    // Pictures are not in the tokens, and those of an echoed prompt are not told: what they left is given back.
-    const leaves = gives && !ask.hasMedia && ask.body['echo'] !== true;
+    // The tokens of an echoed prompt are not told: what they left is given back.
+    const proves = gives && ask.body['echo'] !== true;
+    // What pictures show is not in the tokens: the turn is kept under its messages.
+    const leaves = proves && !ask.hasMedia;
+    const leavesMedia = proves && ask.hasMedia && !ask.isUnproven;
     const wanted = conversation.live.length + (leaves ? 1 : 0);
     const entries = await until(async () => {
       const found = await this.#world.entriesOf(key);
@@ -379,7 +398,7 @@ export class Players {
     for (const entry of fresh) this.#take(turn, [turn], entry, scene);
     if (handedOver) {
       conversation.remembered = 'yes';
-      conversation.lastLeft = new Set([leaves ? undefined : this.#whyNothing(ask, gives)]);
+      conversation.lastLeft = new Set([leaves ? undefined : leavesMedia ? 'media' : this.#whyNothing(ask, gives)]);
     }
   }
 
@@ -443,7 +462,7 @@ export class Players {
       if (entries.some(({ entryId }) => entryId === entry.id)) continue;
       conversation.bury(entry, ['miss_taken', 'miss_released', 'miss_expired', 'miss_owner_gone']);
     }
-    const makers = [...handed];
+    const makers = handed.filter(({ ask }) => !ask.hasMedia);
     for (const entry of fresh.toSorted((a, b) => (a.entryId < b.entryId ? -1 : 1))) {
       this.#take(turn, makers, entry, scene);
     }
@@ -460,7 +479,8 @@ export class Players {
     if (this.#world.lostSince(scene.from)) conversation.unseen.add('miss_owner_gone');
     if (turns.length > 1) for (const outcome of ['miss_taken', 'miss_released']) conversation.unseen.add(outcome);
     const possible = [undefined, 'miss_no_handle', 'miss_unsupported_stream', 'miss_unverifiable', 'miss_unsupported'];
-    conversation.lastLeft = new Set([...conversation.lastLeft, ...possible]);
+    const media = makers.length < handed.length ? ['media'] : [];
+    conversation.lastLeft = new Set([...conversation.lastLeft, ...possible, ...media]);
     if (conversation.remembered === 'no') conversation.remembered = 'maybe';
     const isWhole = turns.every(
       ({ sent, right }) => sent.kind === 'reply' && sent.status === 200 && right.status === 200,

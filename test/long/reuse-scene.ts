@@ -44,6 +44,8 @@ export interface Tally {
   unsure: number;
   matched: number;
   seenEntries: number;
+  /** Turns with pictures that may have left something: it is kept under their messages, where the model does not look. */
+  media: number;
   /** Hits of turns that ran together: what one left the other may have taken before anybody saw it. */
   pairHits: number;
 }
@@ -66,6 +68,9 @@ export const TOGETHER = new Set([
   'miss_no_handle',
   'miss_unsupported_stream',
 ]);
+
+/** A turn with pictures is found by its messages: of them the model says that the answer is right. */
+export const WITH_MEDIA = new Set([...TOGETHER, 'miss_owner_gone', 'miss_disabled', 'miss_unverifiable']);
 
 /** What surrounds the comparison of one turn, or of two at once. */
 export interface Scene {

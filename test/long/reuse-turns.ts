@@ -10,6 +10,7 @@ export interface TurnAsk {
   readonly named: Readonly<Record<string, unknown>>;
   readonly isNamed: boolean;
   readonly isLocal: boolean;
+  /** A member of it could shape the prompt unseen; pictures are told apart. */
   readonly isUnproven: boolean;
   readonly hasMedia: boolean;
   readonly continues: boolean;
@@ -217,7 +218,7 @@ export function drawTurn(draw: Draw, voice: Voice, given: Head): { readonly ask:
     },
     isNamed,
     isLocal,
-    isUnproven: Object.keys(shaping).length > 0 || hasMedia,
+    isUnproven: Object.keys(shaping).length > 0,
     hasMedia,
     continues: isChat && head.messages.some(({ role }) => role === 'assistant'),
     stream,

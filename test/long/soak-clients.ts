@@ -24,6 +24,8 @@ interface Talk {
   readonly showsThoughts: boolean;
   /** Path of its picture where it has a linked one. */
   readonly picture: string | undefined;
+  /** The client shows pictures of its own now and then. */
+  readonly showsPictures: boolean;
   /** Turns that were answered: any can be gone on from. */
   readonly turns: { readonly messages: readonly Message[]; readonly answer: Message }[];
 }
@@ -80,6 +82,7 @@ function begin(world: SoakWorld, draw: Draw, name: string): Talk {
     tools: draw.chance(0.3) ? TOOLS : undefined,
     showsThoughts: draw.chance(0.4),
     picture,
+    showsPictures: draw.chance(0.15),
     turns: [],
   };
 }
@@ -93,11 +96,12 @@ function say(draw: Draw, low: number, high: number): string {
 }
 
 /** The messages of the next turn, and by which move they came from the ones before. */
-function compose(world: SoakWorld, { turns, picture, showsThoughts }: Talk, draw: Draw): [readonly Message[], string] {
+function compose(world: SoakWorld, current: Talk, draw: Draw): [readonly Message[], string] {
+  const { turns, showsThoughts } = current;
   const last = turns.at(-1);
   if (last === undefined) {
     const system: Message[] = draw.chance(0.4) ? [{ role: 'system', content: say(draw, 60, 300) }] : [];
-    return [[...system, { role: 'user', content: asked(world, draw, picture, say(draw, 30, 400)) }], 'begin'];
+    return [[...system, { role: 'user', content: asked(world, draw, current, say(draw, 30, 400)) }], 'begin'];
   }
   const move = draw.pick(['append', 'append', 'append', 'append', 'append', 'regenerate', 'edit', 'branch']);
   if (move === 'regenerate') return [last.messages, move];
@@ -114,7 +118,8 @@ function compose(world: SoakWorld, { turns, picture, showsThoughts }: Talk, draw
   const history = [...from.messages, { ...answer, ...calls }, ...results];
   if (called) for (const one of results) history.push({ ...one, tool_call_id: `${one.tool_call_id}-2` });
   if (results.length > 0 && !draw.chance(0.2)) return [history, 'tool'];
-  const more: readonly Message[] = [...history, { role: 'user', content: say(draw, 4, 120) }];
+  const content = asked(world, draw, { ...current, picture: undefined }, say(draw, 4, 120));
+  const more: readonly Message[] = [...history, { role: 'user', content }];
   return [move === 'edit' ? edited(draw, more) : more, move];
 }
 
@@ -122,11 +127,16 @@ function twice(calls: readonly unknown[]): readonly unknown[] {
   return calls.flatMap((call) => [call, { ...(call as Part), id: `${(call as { id: string }).id}-2` }]);
 }
 
-function asked(world: SoakWorld, draw: Draw, picture: string | undefined, text: string): Message['content'] {
+function asked(
+  world: SoakWorld,
+  draw: Draw,
+  { picture, showsPictures }: Pick<Talk, 'picture' | 'showsPictures'>,
+  text: string,
+): Message['content'] {
   const url =
     picture !== undefined
       ? `${world.picturesUrl}${picture}`
-      : draw.chance(0.06)
+      : showsPictures && draw.chance(0.5)
         ? `data:image/png;base64,${draw.pick(['AAAA', 'BBBB', 'CCCC'])}`
         : undefined;
   if (url === undefined) return text;
@@ -181,6 +191,7 @@ function marksOf(talk: Talk, move: string, body: Readonly<Record<string, unknown
     ...(body['reasoning_effort'] === undefined ? [] : ['reasoning_effort']),
     ...(body['truncate_prompt_tokens'] === undefined ? [] : ['truncate_prompt_tokens']),
     ...(text.includes('data:image') ? ['inline picture'] : []),
+    ...(text.split('data:image').length > 2 ? ['several pictures'] : []),
     ...(talk.picture !== undefined && text.includes(talk.picture) ? ['linked picture'] : []),
     ...(text.includes('"assistant"') ? [talk.showsThoughts ? 'thoughts sent' : 'thoughts left out'] : []),
   ];

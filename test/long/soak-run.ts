@@ -27,6 +27,12 @@ export async function expectSoak(turns: number, seed: number): Promise<void> {
   // Whole handles are rare: what the model thought is left out of the next prompt.
   expect(outcomes['all']?.['hit_cut']).toBeGreaterThan(turns / 10);
   expect(outcomes['all']?.['hit']).toBeGreaterThan(0);
+  for (const mark of ['inline picture', 'several pictures']) {
+    const { hit = 0, hit_cut: cut = 0 } = outcomes[mark] ?? {};
+    expect({ mark, met: hit + cut > 0 }).toEqual({ mark, met: true });
+  }
+  const { hit: linked = 0, hit_cut: linkedCut = 0 } = outcomes['linked picture'] ?? {};
+  expect(linked + linkedCut).toBe(0);
   for (const mark of MARKS) expect({ mark, met: outcomes[mark] !== undefined }).toEqual({ mark, met: true });
 }
 
@@ -37,6 +43,7 @@ const MARKS = [
   'reasoning_effort',
   'truncate_prompt_tokens',
   'inline picture',
+  'several pictures',
   'linked picture',
   'adapter',
   'thoughts sent',
