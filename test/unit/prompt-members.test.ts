@@ -2,6 +2,7 @@ import { describe, expect, test } from 'vitest';
 import { scanObject } from '../../src/core/json-scan.ts';
 import {
   isInTokens,
+  isProvable,
   PROVEN_VERSIONS,
   tokenizeDrops,
   toldMembers,
@@ -128,6 +129,16 @@ describe('content of messages', () => {
   test('other members say nothing about it', () => {
     expect(isInTokens(['documents', 'tool_choice'])).toBe(true);
     expect(isInTokens([])).toBe(true);
+  });
+
+  test.each([
+    [[], false, true],
+    [['messages'], false, false],
+    [['messages'], true, true],
+    [['messages', 'mm_processor_kwargs'], true, false],
+    [['documents'], true, false],
+  ])('%j with the history that is equal byte by byte (%s)', (members, hasHistory, provable) => {
+    expect(isProvable(members, hasHistory)).toBe(provable);
   });
 });
 

@@ -72,11 +72,15 @@ function entryOf(owner: Instance) {
 function setUp(options: {
   readonly owners: readonly Instance[];
   readonly taken?: Instance;
+  /** Tokens that the take proves equal; default all. */
+  readonly matched?: number;
   /** Default two of each kind. */
   readonly pools?: readonly Instance[];
   readonly takes?: () => Promise<void>;
   readonly settings?: Partial<ReuseSettings>;
   readonly facts?: MessageInitShape<typeof RequestFactsSchema>;
+  /** Why nothing is found; default TAKEN. */
+  readonly absent?: MissReason;
   /** Why a take gives nothing. */
   readonly miss?: MessageInitShape<typeof MissSchema>;
 }) {
@@ -87,7 +91,7 @@ function setUp(options: {
     getEntry: async () =>
       create(GetEntryResponseSchema, {
         entries: options.owners.map(entryOf),
-        miss: create(MissSchema, { reason: MissReason.TAKEN }),
+        miss: create(MissSchema, { reason: options.absent ?? MissReason.TAKEN }),
       }),
     takeEntry: async ({ idempotencyKey = '', minTokens, keepTokens, key }) => {
       takeKeys.push(idempotencyKey);
@@ -98,7 +102,12 @@ function setUp(options: {
         return create(TakeEntryResponseSchema, { result: { case: 'miss', value: create(MissSchema, options.miss) } });
       }
       if (options.taken === undefined || handle === undefined) return create(TakeEntryResponseSchema, {});
-      const value = { entry: entryOf(options.taken), handle, matchedTokens: TOKENS, claimId: 'claim' };
+      const value = {
+        entry: entryOf(options.taken),
+        handle,
+        matchedTokens: options.matched ?? TOKENS,
+        claimId: 'claim',
+      };
       return create(TakeEntryResponseSchema, { result: { case: 'taken', value: create(TakenEntrySchema, value) } });
     },
     releaseClaim: async ({ claimId, reason }) => {
@@ -271,5 +280,52 @@ describe('a conversation that is found by its history', () => {
     memory.set(sent, { prefillId: 'p1', decodeId: 'd1', noHandle: undefined });
     expect(await plan()).toEqual({ kind: 'cold', outcome: ReuseOutcome.UNSPECIFIED, ownerId: undefined });
     expect(await setUp({ owners: [D1], taken: D1, facts: first }).plan()).toMatchObject({ kind: 'hit' });
+  });
+});
+
+describe('a prompt with pictures', () => {
+  const lookups = [
+    { conversationId: 'all', moreMedia: false },
+    { conversationId: 'before', moreMedia: true },
+  ];
+  const facts = { conversationId: 'c', unprovenMembers: ['messages'], media: { conversationId: 'all', lookups } };
+  const MISS = { reason: MissReason.PREFIX_MISMATCH, matchedTokens: 0 };
+
+  test('is looked for under its messages alone, whatever its name', async () => {
+    const { plan, asked } = setUp({ owners: [D1], miss: MISS, facts });
+    await plan();
+    expect(asked).toMatchObject([{ key: 'all' }, { key: 'before' }]);
+  });
+
+  test('reads what is cut only where no picture comes behind it', async () => {
+    const cut = setUp({ owners: [D1], taken: D1, matched: 80, facts });
+    expect(await cut.plan()).toMatchObject({ kind: 'hit', outcome: ReuseOutcome.HIT_CUT });
+    const behind = { ...facts, media: { conversationId: 'all', lookups: lookups.slice(1) } };
+    const kept = setUp({ owners: [D1], taken: D1, matched: 80, facts: behind });
+    expect(await kept.plan()).toMatchObject({ kind: 'cold', outcome: ReuseOutcome.MISS_MISMATCH });
+    expect(kept.ended).toEqual(['release claim not_sent']);
+    expect(kept.trials.admit(P1, 'd1')).toBe('trial');
+    const whole = setUp({ owners: [D1], taken: D1, facts: behind });
+    expect(await whole.plan()).toMatchObject({ kind: 'hit', outcome: ReuseOutcome.HIT });
+  });
+
+  test.each([
+    ['a link is among them', { ...facts, media: undefined }],
+    ['other members shape it', { ...facts, unprovenMembers: ['messages', 'mm_processor_kwargs'] }],
+  ])('reads nothing where %s', async (_, sent) => {
+    const { plan, asked } = setUp({ owners: [D1], taken: D1, facts: sent });
+    expect(await plan()).toMatchObject({ kind: 'cold', outcome: ReuseOutcome.MISS_UNSUPPORTED });
+    expect(asked).toEqual([]);
+  });
+
+  test.each([
+    ['other pictures', facts, false, ReuseOutcome.MISS_MISMATCH],
+    ['text alone after pictures', { conversationId: 'c' }, true, ReuseOutcome.MISS_MISMATCH],
+    ['a link after pictures', { ...facts, media: undefined }, true, ReuseOutcome.MISS_UNSUPPORTED],
+  ])('%s: the outcome is not that nothing was stored', async (_, sent, hasMedia, outcome) => {
+    const { plan, memory, facts: own } = setUp({ owners: [], absent: MissReason.NEVER_STORED, facts: sent });
+    expect(await plan()).toMatchObject({ outcome: ReuseOutcome.MISS_NEVER });
+    memory.set(own, { prefillId: 'p1', decodeId: 'd1', noHandle: undefined, hasMedia });
+    expect(await plan()).toEqual({ kind: 'cold', outcome, ownerId: 'd1' });
   });
 });

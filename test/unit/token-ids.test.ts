@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { isSameIds, tokenIdsJson } from '../../src/core/token-ids.ts';
+import { beginsWithIds, isSameIds, tokenIdsJson } from '../../src/core/token-ids.ts';
 
 const text = (ids: readonly number[]) => new TextDecoder().decode(tokenIdsJson(ids));
 
@@ -19,4 +19,15 @@ test.each([
   [undefined, [], false],
 ] as const)('%j and %j', (used, wanted, same) => {
   expect(isSameIds(used, wanted)).toBe(same);
+});
+
+test.each([
+  [[1, 2, 3], [1, 2, 4], 2, true],
+  [[1, 2], [1, 2], 2, true],
+  [[1, 2, 3], [1, 2, 4], 3, false],
+  [[1], [1, 2], 2, false],
+  [[1, 2, 3], [1, 2], 3, false],
+  [undefined, [1], 1, false],
+] as const)('%j begins with those of %j, %i of them', (used, wanted, count, begins) => {
+  expect(beginsWithIds(used, wanted, count)).toBe(begins);
 });

@@ -78,10 +78,15 @@ function setUp(decoderTtlMs?: number) {
     incarnation: create(IncarnationSchema, { generation: 1 }),
     kv,
   });
-  const record = (report: Partial<ReportOutcomeRequest>, unprovenMembers: readonly string[] = [], afterHit = false) =>
+  const record = (report: Partial<ReportOutcomeRequest>, unprovenMembers: readonly string[] = [], media?: string) =>
     recorder.record({
       planId: 'plan',
-      facts: { ...FACTS, unprovenMembers: [...unprovenMembers] },
+      facts: create(RequestFactsSchema, {
+        model: 'm',
+        conversationId: 'c',
+        unprovenMembers: [...unprovenMembers],
+        ...(media === undefined ? {} : { media: { conversationId: media, lookups: [] } }),
+      }),
       connector: 'nixl',
       prefillId: 'p',
       prefill: undefined,
@@ -89,7 +94,7 @@ function setUp(decoderTtlMs?: number) {
       report: create(ReportOutcomeRequestSchema, report as never),
       handedOver: true,
       streamed: false,
-      afterHit,
+      afterHit: false,
     });
   return { record, memory, puts, deleted };
 }
@@ -124,7 +129,12 @@ describe('a handle is given back', () => {
       [],
       ReuseOutcome.MISS_UNVERIFIABLE,
     ],
-    ['of a prompt with pictures', { handle: handleOf(), chain: CHAIN }, ['messages'], ReuseOutcome.MISS_UNSUPPORTED],
+    [
+      'of a prompt with linked pictures',
+      { handle: handleOf(), chain: CHAIN },
+      ['messages'],
+      ReuseOutcome.MISS_UNSUPPORTED,
+    ],
   ])('%s', async (_, report, unproven, noHandle) => {
     const { record, memory, puts, deleted } = setUp();
     expect(await record(report, unproven)).toBe('released');
@@ -148,4 +158,28 @@ test.each([
   expect(await record(report)).toBe(fate);
   expect(puts).toEqual([]);
   expect(memory.get(FACTS)?.noHandle).toBe(ReuseOutcome.MISS_NO_HANDLE);
+});
+
+describe('a prompt with pictures, all of them within it', () => {
+  test('is kept under its messages, and the conversation knows', async () => {
+    const { record, memory, puts } = setUp();
+    expect(await record({ handle: handleOf(), chain: CHAIN }, ['messages'], 'its messages')).toBe('stored');
+    expect(puts.map(({ conversation }) => conversation)).toEqual(['its messages']);
+    expect(memory.get(FACTS)).toEqual({ prefillId: 'p', decodeId: 'd', noHandle: undefined, hasMedia: true });
+  });
+
+  test.each([
+    ['without a proof', {}, ['messages'], ReuseOutcome.MISS_UNVERIFIABLE],
+    [
+      'whose pixels other members shaped',
+      { chain: CHAIN },
+      ['messages', 'mm_processor_kwargs'],
+      ReuseOutcome.MISS_UNSUPPORTED,
+    ],
+  ])('is given back %s', async (_, report, unproven, noHandle) => {
+    const { record, memory, deleted } = setUp();
+    expect(await record({ handle: handleOf(), ...report }, unproven, 'its messages')).toBe('released');
+    expect(deleted).toEqual(['entry']);
+    expect(memory.get(FACTS)?.noHandle).toBe(noHandle);
+  });
 });
