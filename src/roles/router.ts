@@ -23,7 +23,7 @@ import { TurnRecorder } from '../services/turn-recorder.ts';
 import { firstTokenConnector } from './first-token.ts';
 import { StartError } from './listen.ts';
 
-/** Builds the router of this process; without a store it plans without reuse. */
+/** Builds the router of this process; without a store it plans without reuse. The stack ends its claims on handles. */
 export function buildRouter(
   settings: Settings,
   view: InstanceView,
@@ -31,6 +31,7 @@ export function buildRouter(
   tracer: Tracer | undefined,
   metrics: Metrics,
   log: Logger,
+  stack: AsyncDisposableStack,
 ): RouterService {
   const config = settings.current;
   const prefillPolicy = policyOf('prefill', settings);
@@ -58,7 +59,7 @@ export function buildRouter(
     ...(config.identity.clientBound
       ? { bindings: new Bindings((place, reason) => metrics.rebound(place, reason)) }
       : {}),
-    ...(store === undefined ? {} : { reuse: buildReuse(settings, view, store, metrics, log) }),
+    ...(store === undefined ? {} : { reuse: buildReuse(settings, view, store, metrics, log, stack) }),
     observe: {
       planned: (mode, reason) => metrics.planned(mode, reason),
       queueLeft: (outcome, ms) => metrics.queueLeft(outcome, ms),
@@ -134,6 +135,7 @@ function buildReuse(
   store: Client<typeof KVCacheStore>,
   metrics: Metrics,
   log: Logger,
+  stack: AsyncDisposableStack,
 ): Reuse {
   const config = settings.current;
   const { guard } = config.reuse;
@@ -153,9 +155,11 @@ function buildReuse(
     }),
     (part) => part,
   );
-  const claims = new HandleClaims(
-    store,
-    follow(() => settings.current.timeouts),
+  const claims = stack.use(
+    new HandleClaims(
+      store,
+      follow(() => settings.current.timeouts),
+    ),
   );
   const planner = new ReusePlanner(claims, view, trials, memory, cached, follow(rules));
   const recorder = new TurnRecorder(store, view, memory, habits, cached, guard);

@@ -115,7 +115,7 @@ export async function startRoles(
   if (registry !== undefined) {
     stack.use(new DrainEnd({ registry, clock: SYSTEM_CLOCK, ...(store === undefined ? {} : { store }) }));
   }
-  const routerService = has('router') ? buildRouter(settings, view, store, tracer, metrics, log) : undefined;
+  const routerService = has('router') ? buildRouter(settings, view, store, tracer, metrics, log, stack) : undefined;
   const poolRegistry = registry ?? (has('router') ? relayRegistry(registryElsewhere(config, connectTo)) : undefined);
   const services: RpcServices = {
     ...(routerService === undefined ? {} : { router: traceCalls(Router, routerService, tracer) }),

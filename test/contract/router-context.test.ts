@@ -1,5 +1,5 @@
 import { create } from '@bufbuild/protobuf';
-import { expect, test, vi } from 'vitest';
+import { expect, onTestFinished, test, vi } from 'vitest';
 import { EngineInfoSchema, IncarnationSchema, KvSettingsSchema } from '../../gen/baton/v1/instance_pb.ts';
 import { KVCacheStore } from '../../gen/baton/v1/kv_cache_store_pb.ts';
 import {
@@ -53,7 +53,9 @@ async function setUp() {
   const pools = new Pools(READY);
   const metrics = new Metrics({ version: '0' });
   const settings = new Settings(configOf({}, 'timeouts: {store: 5s}'));
-  const routerOf = () => buildRouter(settings, pools, client, undefined, metrics, SILENT_LOGGER);
+  const stack = new AsyncDisposableStack();
+  onTestFinished(() => stack.disposeAsync());
+  const routerOf = () => buildRouter(settings, pools, client, undefined, metrics, SILENT_LOGGER, stack);
   const key = { tenant: 't', model: 'm', conversationId: 'c' };
   const entries = async () => (await client.getEntry({ selector: { case: 'key', value: key } })).entries;
   return { pools, entries, client, key, planner: routerOf(), other: routerOf() };
