@@ -56,6 +56,8 @@ export class InstanceRecord {
   #leftForGood = false;
   /** Its prefix cache cannot be trusted. */
   #taint: Taint | undefined;
+  /** What was known of this place before, until the first good probe tells whether it is still that process. */
+  #past: PastProcess | undefined;
   #failures = 0;
   #fastRetries = 0;
   #lastFailure: ProbeHealth['kind'] | undefined;
@@ -117,9 +119,14 @@ export class InstanceRecord {
     return this.#taint === undefined ? this.#drainReason : LATE_READ;
   }
 
-  /** What a record of the same instance has to take over. */
-  get taint(): Taint | undefined {
-    return this.#taint;
+  /** What a record of the same place has to take over. */
+  get past(): PastProcess {
+    return {
+      taint: this.#taint,
+      signs: this.#signs,
+      processStartSeconds: this.#engine.processStartSeconds ?? this.#past?.processStartSeconds,
+      wasRefused: this.#refusedSinceGood,
+    };
   }
 
   get #isDraining(): boolean {
@@ -201,13 +208,17 @@ export class InstanceRecord {
 
   /** Stops new legs; a second call changes nothing, unless it says that the prefix cache cannot be trusted. */
   drain(reason: string): void {
-    if (reason === LATE_READ) this.distrust({ processStartSeconds: this.#engine.processStartSeconds });
+    // No leg goes to a process whose prefix cache may hold the KV of other tokens; the next process has a new cache.
+    if (reason === LATE_READ) this.#taint ??= { processStartSeconds: this.#engine.processStartSeconds };
     else if (this.#left === undefined) this.#drainReason ??= reason;
   }
 
-  /** No leg goes to a process whose prefix cache may hold the KV of other tokens; the next process has a new cache. */
-  distrust(taint: Taint): void {
-    this.#taint ??= taint;
+  /** Goes on with what is known of the process that had this place, before anything is heard of it. */
+  inherit(past: PastProcess): void {
+    this.#past = past;
+    this.#taint ??= past.taint;
+    this.#signs = past.signs;
+    this.#refusedSinceGood = past.wasRefused;
   }
 
   /** What it held while it drained is used or past its time: GONE until it is resumed. */
@@ -293,12 +304,16 @@ export class InstanceRecord {
   }
 
   #applyGood(result: ProbeResult, now: number): void {
-    const startBefore = this.#engine.processStartSeconds;
+    const startBefore = this.#engine.processStartSeconds ?? this.#past?.processStartSeconds;
     const start = result.metrics?.processStartSeconds;
     const sameProcess = start !== undefined && start === startBefore;
     const otherProcess = start !== undefined && startBefore !== undefined && start !== startBefore;
     const newLife = this.#up !== 'unknown' && (otherProcess || (this.#refusedSinceGood && !sameProcess));
     if (newLife) this.#beginLife();
+    // The life of this record begins with this probe whatever was here before; only what is known of that may end.
+    else if (this.#past !== undefined && (otherProcess || (this.#refusedSinceGood && !sameProcess)))
+      this.#signs = this.#newSigns();
+    this.#past = undefined;
     const tainted = this.#taint?.processStartSeconds;
     if (start !== undefined && tainted !== undefined && start !== tainted) this.#trust();
     else if (this.#taint !== undefined && tainted === undefined) this.#taint = { processStartSeconds: start };
@@ -319,7 +334,7 @@ export class InstanceRecord {
     this.#recheck = false;
     // It served a request while the probe waited: busy, and busy is not dead.
     if (kind === 'timeout' && this.#up === 'up' && this.#lastPassiveOk >= startedAt) return;
-    if (kind === 'refused' && this.#up !== 'unknown') this.#refusedSinceGood = true;
+    if (kind === 'refused' && (this.#up !== 'unknown' || this.#past !== undefined)) this.#refusedSinceGood = true;
     this.#signs.missed(now);
     this.#failures += 1;
     this.#lastFailure = kind;
@@ -391,6 +406,15 @@ export const LATE_READ = 'late_read';
 /** The process that is not trusted. */
 export interface Taint {
   readonly processStartSeconds: number | undefined;
+}
+
+/** What is known of a process that had a place: an id, or a URL. */
+export interface PastProcess {
+  readonly taint: Taint | undefined;
+  readonly signs: SignsOfLife;
+  readonly processStartSeconds: number | undefined;
+  /** Connections were refused since it was heard of last, so another process may answer next. */
+  readonly wasRefused: boolean;
 }
 
 function pinsMessage({ entries, blocks, share }: InstancePins): PinnedKv {

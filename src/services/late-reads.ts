@@ -1,3 +1,4 @@
+import { type Instance, InstanceState } from '../../gen/baton/v1/instance_pb.ts';
 import type { LegReport } from '../../gen/baton/v1/router_pb.ts';
 import { type Lease, leaseMayEndAt, mayReadLate } from '../core/lease.ts';
 import { toMs } from './durations.ts';
@@ -22,9 +23,22 @@ interface Unread {
 }
 
 interface Owed {
-  readonly generation: number;
+  /** Empty where the instance was not known any more. */
+  readonly url: string;
+  /** Names the process that the legs were sent to; undefined where its engine does not tell. */
+  readonly processStartSeconds: number | undefined;
   legs: Unread[];
 }
+
+/** States in which it is known whether an instance gives signs of life; in others it gets no legs. */
+const LOOKED_AT: ReadonlySet<InstanceState> = new Set([
+  InstanceState.READY,
+  InstanceState.SUSPECT,
+  InstanceState.DRAINING,
+]);
+
+/** Instances of which something is not known yet, the oldest forgotten: most of them never come back. */
+const MAX_OWED = 10_000;
 
 /** An engine that runs has heard by then that its request was given up. */
 const HEARD_MS = 1000;
@@ -33,7 +47,8 @@ const DEFAULT_LEASE_MS = 30_000;
 /**
  * Finds decode engines that may read a prompt's blocks after their lease. Such an engine stood still while its request was
  * given up; when it goes on it reads what the blocks hold by then, answers nobody, and files that in its prefix cache as
- * the KV of the prompt, where later requests hit it. One that runs hears in time that nobody waits any more.
+ * the KV of the prompt, where later requests hit it. One that runs hears in time that nobody waits any more. Of one that
+ * leaves the pool meanwhile nothing is known until it is back.
  */
 export class LateReads {
   readonly #deps: LateReadsDeps;
@@ -52,30 +67,35 @@ export class LateReads {
     const endedAt = now();
     const lender = view.snapshot().find(({ id }) => id === peerInstanceId);
     const lease = { endsAt: endedAt + toMs(unreadLease), ms: toMs(lender?.kv?.lease) || DEFAULT_LEASE_MS };
-    const generation = this.#generations().get(instanceId) ?? 0;
+    const reader = view.snapshot().find(({ id }) => id === instanceId);
+    const [url, processStartSeconds] = [reader?.url ?? '', startOf(reader)];
     const known = this.#owed.get(instanceId);
-    const legs = known?.generation === generation ? known.legs : [];
-    this.#owed.set(instanceId, { generation, legs: [...legs, { lease, endedAt }] });
+    const legs = known === undefined || isOther(known, processStartSeconds) ? [] : known.legs;
+    this.#owed.set(instanceId, { url, processStartSeconds, legs: [...legs, { lease, endedAt }] });
+    for (const oldest of this.#owed.keys()) {
+      if (this.#owed.size <= MAX_OWED) break;
+      this.#owed.delete(oldest);
+    }
     this.#look();
-  }
-
-  #generations(): ReadonlyMap<string, number> {
-    return new Map(this.#deps.view.snapshot().map(({ id, incarnation }) => [id, incarnation?.generation ?? 0]));
   }
 
   #look(): void {
     clearTimeout(this.#timer);
     this.#timer = undefined;
     if (this.#owed.size === 0) return;
-    const { now, onLate } = this.#deps;
+    const { now, onLate, view } = this.#deps;
     const at = now();
     let next = Number.POSITIVE_INFINITY;
     const late: string[] = [];
-    const generations = this.#generations();
+    const lookedAt = view.snapshot().filter(({ state }) => LOOKED_AT.has(state));
+    const byId = new Map(lookedAt.map((instance) => [instance.id, instance]));
+    const byUrl = new Map(lookedAt.map((instance) => [instance.url, instance]));
     for (const [instanceId, owed] of this.#owed) {
-      const isSameLife = owed.generation === (generations.get(instanceId) ?? 0);
-      const fates = isSameLife ? owed.legs.map((leg) => this.#fateOf(instanceId, leg, at)) : [];
-      if (fates.includes('late')) late.push(instanceId);
+      // The same process may be back under another name.
+      const instance = byId.get(instanceId) ?? byUrl.get(owed.url);
+      if (instance === undefined) continue;
+      const fates = isOther(owed, startOf(instance)) ? [] : owed.legs.map((leg) => this.#fateOf(instance.id, leg, at));
+      if (fates.includes('late')) late.push(instance.id);
       owed.legs = owed.legs.filter((_leg, i) => typeof fates[i] === 'number');
       if (fates.includes('late') || owed.legs.length === 0) this.#owed.delete(instanceId);
       else for (const fate of fates) if (typeof fate === 'number') next = Math.min(next, fate);
@@ -96,4 +116,13 @@ export class LateReads {
     const knownAt = heardBy + this.#deps.noticeMs;
     return now >= knownAt ? 'in-time' : knownAt;
   }
+}
+
+function startOf(instance: Instance | undefined): number | undefined {
+  return instance?.incarnation?.processStartSeconds;
+}
+
+/** Whether it is surely another process; where that is open, its silences tell: a new life has none of the old one. */
+function isOther({ processStartSeconds: before }: Owed, now: number | undefined): boolean {
+  return before !== undefined && now !== undefined && before !== now;
 }

@@ -14,6 +14,9 @@ interface Known extends SilentTime {
   readonly told: string;
 }
 
+/** Beyond that the oldest are forgotten: those that have left the pool are kept, as they may come back in their silence. */
+const MAX_KNOWN = 10_000;
+
 /** Knows the last time for which each instance gave no sign of life. */
 export class SilenceWatch implements Disposable {
   readonly #known = new Map<string, Known>();
@@ -26,7 +29,7 @@ export class SilenceWatch implements Disposable {
     this.#read(view);
   }
 
-  /** The last silence of this life, the one that lasts included. */
+  /** The last silence of this life, the one that lasts included; also of one that is not in the pool now. */
   of(instanceId: string): SilentTime | undefined {
     return this.#known.get(instanceId);
   }
@@ -50,24 +53,25 @@ export class SilenceWatch implements Disposable {
   }
 
   #read(view: Pick<InstanceView, 'snapshot'>): void {
-    const silent = new Set<string>();
     for (const instance of view.snapshot()) {
       const told = wordsOf(instance);
-      if (told === undefined) continue;
-      silent.add(instance.id);
       const known = this.#known.get(instance.id);
-      if (known?.told !== told) this.#known.set(instance.id, { ...this.#timeOf(instance, known), told });
+      if (told === undefined) this.#known.delete(instance.id);
+      else if (known?.told !== told) this.#known.set(instance.id, { ...this.#timeOf(instance, known), told });
     }
-    if (silent.size === this.#known.size) return;
-    for (const id of this.#known.keys()) if (!silent.has(id)) this.#known.delete(id);
+    for (const oldest of this.#known.keys()) {
+      if (this.#known.size <= MAX_KNOWN) return;
+      this.#known.delete(oldest);
+    }
   }
 
   #timeOf({ silence }: Instance, known: Known | undefined): SilentTime {
     const now = this.#now();
     const from = now - toMs(silence?.length);
-    if (silence?.ended !== true) return { from };
+    const begun = known !== undefined && known.until === undefined ? Math.min(known.from, from) : from;
+    if (silence?.ended !== true) return { from: begun };
     const heard = known !== undefined && known.until !== undefined && known.until > from ? known.until : now;
-    return { from: known !== undefined && known.until === undefined ? known.from : from, until: heard };
+    return { from: begun, until: heard };
   }
 }
 

@@ -1,7 +1,7 @@
 import { expect } from 'vitest';
 import { converse, type Told } from './chaos-clients.ts';
 import { disturb } from './chaos-events.ts';
-import { ChaosWorld } from './chaos-world.ts';
+import { ChaosWorld, hostOf } from './chaos-world.ts';
 import { drawOf, until } from './reuse-world.ts';
 
 const CLIENTS = 200;
@@ -90,7 +90,14 @@ async function expectNothingLeft(world: ChaosWorld, endedAt: number): Promise<vo
   for (const sim of world.engines) {
     const { mismatchedPulls, latePulls, doubleReads, leakedPins, leakedBlocks } = sim.state();
     expect({ doubleReads, leakedPins, leakedBlocks }).toEqual({ doubleReads: 0, leakedPins: 0, leakedBlocks: 0 });
-    if (!distrusted.includes(sim)) expect({ mismatchedPulls, latePulls }).toEqual({ mismatchedPulls: 0, latePulls: 0 });
+    const told = world.log
+      .filter(({ instance, msg }) => instance === hostOf(sim) && msg !== 'request')
+      .map((line) => JSON.stringify(line));
+    if (!distrusted.includes(sim))
+      expect({ mismatchedPulls, latePulls }, [sim.role, ...told].join('\n')).toEqual({
+        mismatchedPulls: 0,
+        latePulls: 0,
+      });
   }
 }
 

@@ -1,7 +1,7 @@
 import { create } from '@bufbuild/protobuf';
 import { durationFromMs } from '@bufbuild/protobuf/wkt';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
-import { SilenceSchema } from '../../gen/baton/v1/instance_pb.ts';
+import { type Incarnation, InstanceState, SilenceSchema } from '../../gen/baton/v1/instance_pb.ts';
 import { Leg, LegReportSchema } from '../../gen/baton/v1/router_pb.ts';
 import { LateReads } from '../../src/services/late-reads.ts';
 import { SignsOfLife } from '../../src/services/signs-of-life.ts';
@@ -15,11 +15,14 @@ const NOTICE_MS = 7_500;
 function setUp() {
   const now = () => performance.now();
   const signs = new SignsOfLife(() => NOTICE_MS);
-  const life = { generation: 1 };
-  const tell = () => {
+  let life: Required<Pick<Incarnation, 'generation' | 'processStartSeconds'>> = {
+    generation: 1,
+    processStartSeconds: 100,
+  };
+  const tell = (state: InstanceState = InstanceState.READY, id = 'd') => {
     const silence = signs.toMessage();
-    const incarnation = { $typeName: 'baton.v1.Incarnation' as const, engineId: '', generation: life.generation };
-    pools.set([prefillOf('p'), decodeOf('d', { incarnation, ...(silence && { silence }) })]);
+    const incarnation = { $typeName: 'baton.v1.Incarnation' as const, engineId: '', ...life };
+    pools.set([prefillOf('p'), decodeOf(id, { url: 'http://d', state, incarnation, ...(silence && { silence }) })]);
   };
   const pools = new Pools([prefillOf('p'), decodeOf('d')]);
   const silences = new SilenceWatch(pools, now);
@@ -39,8 +42,18 @@ function setUp() {
       tell();
     },
     restart: () => {
-      life.generation += 1;
+      life = { generation: life.generation + 1, processStartSeconds: 200 };
       tell();
+    },
+    leave: () => pools.set([prefillOf('p')]),
+    /** Named again, and not heard of yet. */
+    comeBack: (processStartSeconds: number) => {
+      life = { generation: life.generation + 1, processStartSeconds };
+      tell(InstanceState.STARTING);
+    },
+    comeBackAs: (id: string) => {
+      signs.heard(now());
+      tell(InstanceState.READY, id);
     },
     /** A leg ended without a reply; so much of P's lease was left. */
     unread: (leftMs: number) =>
@@ -84,6 +97,45 @@ describe('an engine that was given up', () => {
     unread(10_000);
     pass(9_000);
     engine[event]();
+    pass(100_000);
+    expect(late).toEqual([]);
+  });
+
+  it.each([
+    ['before its silence was noticed', false],
+    ['in its silence', true],
+  ])('may have read late when it left the pool %s, and is back', (_, isNoticed) => {
+    const { comeBack, heard, late, leave, missed, pass, unread } = setUp();
+    pass(1000);
+    unread(10_000);
+    if (isNoticed) missed();
+    leave();
+    pass(60_000);
+    comeBack(100);
+    pass(60_000);
+    expect(late).toEqual([]);
+    heard();
+    expect(late).toEqual(['d']);
+  });
+
+  it('is found again under another name at its URL', () => {
+    const { comeBackAs, late, leave, pass, unread } = setUp();
+    pass(1000);
+    unread(10_000);
+    leave();
+    pass(60_000);
+    comeBackAs('other');
+    expect(late).toEqual(['other']);
+  });
+
+  it('has not when another process comes back in its place', () => {
+    const { comeBack, heard, late, leave, pass, unread } = setUp();
+    pass(1000);
+    unread(10_000);
+    leave();
+    pass(60_000);
+    comeBack(200);
+    heard();
     pass(100_000);
     expect(late).toEqual([]);
   });

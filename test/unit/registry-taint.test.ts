@@ -93,3 +93,35 @@ it('tells the silence of an engine, and that it is over', async () => {
   registry.notePassive(ID, 'ok');
   expect(only().silence).toMatchObject({ ended: true, length: { seconds: 8n } });
 });
+
+it.each([
+  ['is another process by its start time', { processStartSeconds: 200 }, undefined],
+  ['is the same process by its start time', { processStartSeconds: 100 }, 65n],
+  ['does not tell', {}, 65n],
+])('an engine that its source drops in its silence and names anew, and that %s', async (_, metrics, seconds) => {
+  const { clock, only, registry, world } = setUp();
+  await clock.pass(5000);
+  world.reply = async () => bad('timeout');
+  await clock.pass(5000);
+  registry.applySource('static', []);
+  await clock.pass(60_000);
+  registry.applySource('static', [spec(ID)]);
+  world.reply = async () => good(metrics);
+  await clock.pass(0);
+  expect(only().silence?.length?.seconds).toBe(seconds);
+  if (seconds !== undefined) expect(only().silence?.ended).toBe(true);
+});
+
+it('an engine that does not tell its start time is another one where its place refused connections meanwhile', async () => {
+  const { clock, only, registry, world } = setUp();
+  world.reply = async () => good({});
+  await clock.pass(5000);
+  registry.applySource('static', []);
+  await clock.pass(60_000);
+  world.reply = async () => bad('refused');
+  registry.applySource('static', [spec(ID)]);
+  await clock.pass(1000);
+  world.reply = async () => good({});
+  await clock.pass(10_000);
+  expect(only().silence).toBeUndefined();
+});

@@ -10,8 +10,8 @@ import type { DescribedEngine } from '../engine-details.ts';
 import { type HealthSettings, InstanceRecord, LATE_READ } from '../instance-record.ts';
 import type { InstanceChange } from '../instance-watch.ts';
 import { WatchHub } from '../watch-hub.ts';
+import { PastProcesses } from './past-processes.ts';
 import { Prober, type ProberOptions } from './prober.ts';
-import { Taints } from './taints.ts';
 
 /** Instances that are known at a time, those that have left not counted. */
 export const MAX_INSTANCES = 4096;
@@ -70,7 +70,7 @@ export class InstancePool implements AsyncDisposable {
   /** Of ids that are not listed any more, those that left last at the end. */
   readonly #generations = new Map<string, number>();
   readonly #told = new WeakSet<InstanceRecord>();
-  readonly #taints = new Taints(MAX_GENERATIONS);
+  readonly #past = new PastProcesses(MAX_GENERATIONS);
   readonly #listeners = new Set<() => void>();
   #onFree = () => {};
   /** Made when it is asked for after a change. */
@@ -161,8 +161,8 @@ export class InstancePool implements AsyncDisposable {
     this.#removals.get(spec.id)?.();
     this.#removals.delete(spec.id);
     const record = new InstanceRecord(spec, this.#health, generation, engine);
-    const taint = this.#taints.of(spec);
-    if (taint !== undefined) record.distrust(taint);
+    const past = this.#past.of(spec);
+    if (past !== undefined) record.inherit(past);
     const other = this.#byUrl.get(spec.url);
     const drain = other === undefined ? undefined : heldDrain(other.record);
     if (drain !== undefined) record.drain(drain);
@@ -236,7 +236,7 @@ export class InstancePool implements AsyncDisposable {
     // A late word of an earlier life.
     if (member?.record !== record) return known ?? record.toInstance(this.revision);
     if (member.orphaned && record.state === InstanceState.GONE) record.leave(record.reason);
-    this.#taints.keep(record.spec, record.taint);
+    this.#past.keep(record.spec, record.past);
     if (known !== undefined && equals(InstanceSchema, known, record.toInstance(known.revision))) return known;
     const { instance } = this.#hub.publish((revision) => ({
       instance: record.toInstance(revision),
