@@ -10,8 +10,16 @@ export interface Lease {
  * When a lease may be over, as far as is known of a reader that was last heard of at `heardAt`. While a request waits in
  * its queue a vLLM engine sends a heartbeat each sixth of the lease, which makes it last two thirds of its length from then.
  */
-export function leaseMayEndAt({ endsAt, ms }: Lease, heardAt: number): number {
+function leaseMayEndAt({ endsAt, ms }: Lease, heardAt: number): number {
   return Math.max(endsAt, heardAt - ms / 6 + (ms * 2) / 3);
+}
+
+/** A reader that goes on has, some time after its first sign of life, read, sent a heartbeat, or heard that it was given up. */
+const SETTLED_MS = 1000;
+
+/** The last moment at which a reader that is silent since `heardAt` can go on and still read in time. */
+export function readableUntil(lease: Lease, heardAt: number): number {
+  return leaseMayEndAt(lease, heardAt) - Math.min(SETTLED_MS, lease.ms / 6);
 }
 
 /** Whether a reader that was silent for a time may have read when the lease was over. */
@@ -20,5 +28,5 @@ export function mayReadLate(
   silence: { readonly from: number; readonly until?: number } | undefined,
   now: number,
 ): boolean {
-  return silence !== undefined && (silence.until ?? now) > leaseMayEndAt(lease, silence.from);
+  return silence !== undefined && (silence.until ?? now) > readableUntil(lease, silence.from);
 }

@@ -1,6 +1,6 @@
 import { type Instance, InstanceState } from '../../gen/baton/v1/instance_pb.ts';
 import type { LegReport } from '../../gen/baton/v1/router_pb.ts';
-import { type Lease, leaseMayEndAt, mayReadLate } from '../core/lease.ts';
+import { type Lease, mayReadLate, readableUntil } from '../core/lease.ts';
 import { toMs } from './durations.ts';
 import type { InstanceView } from './instance-view.ts';
 import type { SilenceWatch } from './silence-watch.ts';
@@ -110,7 +110,7 @@ export class LateReads {
     const heardBy = endedAt + HEARD_MS;
     if (silence !== undefined && silence.from <= heardBy) {
       if (mayReadLate(lease, silence, now)) return 'late';
-      if (silence.until === undefined) return leaseMayEndAt(lease, silence.from) + 1;
+      if (silence.until === undefined) return readableUntil(lease, silence.from) + 1;
       if (silence.until >= heardBy) return 'in-time';
     }
     const knownAt = heardBy + this.#deps.noticeMs;

@@ -2,7 +2,7 @@ import { Leg, LegEnding, type Plan, ReuseOutcome, type Target } from '../../gen/
 import type { HandleConnector, PrefillReading, WarmHandle } from '../connectors/connector.ts';
 import { BatonError } from '../core/errors.ts';
 import { findMember } from '../core/json-scan.ts';
-import { type Lease, leaseMayEndAt, mayReadLate } from '../core/lease.ts';
+import { type Lease, mayReadLate, readableUntil } from '../core/lease.ts';
 import { goesAsTokenIds, PROVEN_VERSIONS } from '../core/prompt-members.ts';
 import { readReply } from '../core/reply.ts';
 import { beginsWithIds, isSameIds } from '../core/token-ids.ts';
@@ -259,7 +259,7 @@ export function isHopeless(deps: HandOverDeps, instanceId: string, lender: Targe
   const silence = deps.silences.of(instanceId);
   if (silence === undefined || silence.until !== undefined) return false;
   if (deps.silences.silentForMs(instanceId) >= usableMs(deps, lender)) return true;
-  return lease !== undefined && deps.now() + HEALTH_LOOK_MS >= leaseMayEndAt(lease, silence.from);
+  return lease !== undefined && deps.now() + HEALTH_LOOK_MS >= readableUntil(lease, silence.from);
 }
 
 /** What a decode engine generates from blocks that it read too late is wrong, however well it looks. */

@@ -10,6 +10,8 @@ import { decodeOf, Pools, prefillOf } from '../support/plan-instances.ts';
 
 const LEASE_MS = 30_000;
 const NOTICE_MS = 7_500;
+/** An engine that goes on so shortly before the end of a lease may read after it. */
+const SETTLED_MS = 1000;
 
 /** One D as its registry sees it, and what a router concludes; time is moved by the test. */
 function setUp() {
@@ -79,7 +81,7 @@ describe('an engine that was given up', () => {
     missed();
     pass(18_000);
     unread(10_000);
-    pass(9_900);
+    pass(10_000 - SETTLED_MS - 100);
     expect(late).toEqual([]);
     pass(200);
     expect(late).toEqual(['d']);
@@ -95,7 +97,7 @@ describe('an engine that was given up', () => {
     missed();
     pass(18_000);
     unread(10_000);
-    pass(9_000);
+    pass(8_900);
     engine[event]();
     pass(100_000);
     expect(late).toEqual([]);
@@ -140,6 +142,15 @@ describe('an engine that was given up', () => {
     expect(late).toEqual([]);
   });
 
+  it('may have when it goes on shortly before the lease is over: what it reads it reads then', () => {
+    const { heard, late, missed, pass, unread } = setUp();
+    missed();
+    pass(LEASE_MS - SETTLED_MS / 2);
+    unread(SETTLED_MS / 2);
+    heard();
+    expect(late).toEqual(['d']);
+  });
+
   it('may have when it goes on after the lease, and the leg ends only then', () => {
     const { heard, late, missed, pass, unread } = setUp();
     missed();
@@ -171,7 +182,7 @@ describe('an engine that was given up', () => {
     pass(100_000);
     heard();
     missed();
-    pass(LEASE_MS / 2 - 100);
+    pass(LEASE_MS / 2 - SETTLED_MS - 100);
     unread(0);
     expect(late).toEqual([]);
     pass(200);
