@@ -45,7 +45,7 @@ function drawHex(digits: number): string {
 }
 
 /** Milliseconds in which an engine that goes on can still read for clients that have left. */
-const LEFT_UNSEEN_MS = 50;
+const LEFT_UNSEEN_MS = 200;
 
 class RunningSim implements Sim {
   readonly role: SimRole;

@@ -29,6 +29,8 @@ health: { interval: 100ms, timeout: 250ms, failures: 1, damping: 0 }
   await harness.expectRight(reply);
   expect(legsOf(other)).toHaveLength(1);
   await expect.poll(stateOf, { timeout: 10_000 }).toMatch(/^gone/);
+  // Before that it would read in time, and what others ask could not take the place.
+  await expect.poll(() => engine(harness.prefill, 0).state().pins, { timeout: 10_000 }).toBe(0);
   for (let i = 0; i < 6; i += 1) await harness.expectRight(await harness.ask(another(i)), another(i));
 
   await still.clearFaults();
