@@ -8,6 +8,10 @@ function project(name: string, include: string, testTimeout: number, ...globalSe
   return { extends: true as const, test };
 }
 
+function alone({ test, ...rest }: ReturnType<typeof project>) {
+  return { ...rest, test: { ...test, maxWorkers: 1, sequence: { groupOrder: 1 } } };
+}
+
 export default defineConfig({
   test: {
     environment: 'node',
@@ -25,7 +29,9 @@ export default defineConfig({
       project('e2e', 'test/e2e/**/*.test.ts', 30_000),
       project('conformance', 'test/conformance/**/*.test.ts', 60_000),
       project('executable', 'test/{e2e,executable}/**/*.test.ts', 60_000, 'test/support/build-executable.ts'),
-      project('long', 'test/long/**/*.test.ts', 300_000),
+      project('long', 'test/long/*.test.ts', 300_000),
+      // After all others and one by one: where they take the processor, engines stand still that the test wants to run.
+      alone(project('alone', 'test/long/alone/*.test.ts', 300_000)),
       project('soak', 'test/long/**/*.soak.ts', 3_600_000),
       project('real', 'test/real/**/*.test.ts', 900_000),
     ],

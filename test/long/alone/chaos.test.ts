@@ -1,5 +1,5 @@
 import { test } from 'vitest';
-import { runChaos } from './chaos-run.ts';
+import { runChaos } from '../chaos-run.ts';
 
 /** `BATON_SEED=n` repeats what happens to the engines; `BATON_SECONDS=n` makes it shorter or longer. */
 const SEED = Number(process.env['BATON_SEED'] ?? Math.floor(Math.random() * 2 ** 31));
