@@ -3,7 +3,7 @@ import { FUZZED } from './fuzz-targets.ts';
 
 /** `BATON_SEED=n` repeats what is sent; `BATON_SECONDS=n` makes each shorter or longer. */
 const SEED = Number(process.env['BATON_SEED'] ?? Math.floor(Math.random() * 2 ** 31));
-const SECONDS = Number(process.env['BATON_SECONDS'] ?? 20);
+const SECONDS = Number(process.env['BATON_SECONDS'] ?? 60);
 
 test.each(FUZZED)(`%s: anything for ${SECONDS} s (seed ${SEED})`, async (_what, fuzz) => {
   await fuzz(SECONDS, SEED);
