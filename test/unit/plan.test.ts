@@ -79,7 +79,7 @@ describe('who may take a leg', () => {
     ['is suspect', { state: InstanceState.SUSPECT }, 'suspect'],
     ['drains', { state: InstanceState.DRAINING }, 'draining'],
     ['is gone', { state: InstanceState.GONE }, 'gone'],
-    ['is in no state', { state: InstanceState.UNSPECIFIED }, 'not_ready'],
+    ['is in no state', { state: InstanceState.UNSPECIFIED }, 'unspecified'],
     ['has another connector', { connector: 'mooncake' }, 'connector'],
     ['has another model', { models: [model('other')] }, 'model'],
     ['has no model', { models: [] }, 'model'],
