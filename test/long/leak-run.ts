@@ -43,8 +43,11 @@ export function slopeOf(samples: readonly Sample[]): number {
   return covariance / samples.reduce((sum, { requests }) => sum + (requests - x) ** 2, 0);
 }
 
-/** Sends so many requests, one in ten of which its client leaves, and looks whether baton keeps something of them. */
-export async function runRequests(requests: number): Promise<void> {
+/**
+ * Sends so many requests, one in ten of which its client leaves, and looks whether baton keeps something of them; `tell` hears
+ * how far it is, twenty times.
+ */
+export async function runRequests(requests: number, tell: (far: string) => void = () => undefined): Promise<void> {
   await using stack = new AsyncDisposableStack();
   const load = fork(join(import.meta.dirname, 'leak-load.ts'), { execArgv: [] });
   stack.defer(() => void load.disconnect());
@@ -59,18 +62,20 @@ export async function runRequests(requests: number): Promise<void> {
   const samples: Sample[] = [];
   const total = { whole: 0, left: 0, other: 0 };
   const beganAt = performance.now();
+  const seconds = () => ((performance.now() - beganAt) / 1000).toFixed(0);
+  const megabytes = (bytes: number) => (bytes / 2 ** 20).toFixed(1);
   for (let part = 1; part <= PARTS; part += 1) {
     const counts = await send(load, { url, requests: Math.ceil(requests / PARTS), clients: 24 });
     for (const key of ['whole', 'left', 'other'] as const) total[key] += counts[key];
     const inFlight = () => metricOf({ adminUrl }, 'baton_requests_in_flight{api="completions"}');
     await expect.poll(inFlight, { timeout: 20_000 }).toBe(0);
-    samples.push({ requests: total.whole + total.left + total.other, heap: memoryInUse().heap });
+    const sample = { requests: total.whole + total.left + total.other, heap: memoryInUse().heap };
+    samples.push(sample);
+    tell(`${sample.requests} requests in ${seconds()} s, live heap ${megabytes(sample.heap)} MiB`);
   }
-  const seconds = (performance.now() - beganAt) / 1000;
   const slope = slopeOf(samples.slice(WARM_PARTS));
-  const megabytes = (bytes: number) => (bytes / 2 ** 20).toFixed(1);
   process.stdout.write(
-    `${total.whole} whole and ${total.left} left of ${samples.at(-1)?.requests} requests in ${seconds.toFixed(0)} s; ` +
+    `${total.whole} whole and ${total.left} left of ${samples.at(-1)?.requests} requests in ${seconds()} s; ` +
       `${slope.toFixed(1)} bytes of heap a request; live heap ${samples.map(({ heap }) => megabytes(heap)).join(' ')} MiB; ` +
       `resident ${megabytes(process.memoryUsage.rss())} MiB\n`,
   );
