@@ -22,7 +22,7 @@ const ENGINE_ARGS = [
 
 test.runIf(available)('1P1D over NIXL: serves, hands KV over, benchmarks, leaves nothing behind', async () => {
   const log = new RealLog('baton launch, vLLM 0.33 (CPU), NixlConnector, 1P1D');
-  const { python, overlay, model } = await realInstallation('0.33', 'bytes');
+  const { python, paths, model } = await realInstallation('0.33', 'bytes');
   const start = performance.now();
   await using launch = await startLaunch(
     [
@@ -31,7 +31,7 @@ test.runIf(available)('1P1D over NIXL: serves, hands KV over, benchmarks, leaves
       ...ENGINE_ARGS.map((arg) => `--engine-arg=${arg}`),
     ],
     {
-      ...(overlay === undefined ? {} : { PYTHONPATH: overlay }),
+      ...(paths.length === 0 ? {} : { PYTHONPATH: paths.join(':') }),
       OMP_NUM_THREADS: '1',
       HF_HUB_OFFLINE: '1',
       VLLM_NO_USAGE_STATS: '1',

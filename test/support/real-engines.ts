@@ -8,8 +8,8 @@ import { hasShared, SHARED } from './shared.ts';
 /** Which engines a test wants. */
 export interface EngineSet {
   readonly version: '0.33' | '0.32';
-  /** `bytes`: what was generated is the same tokens when it comes back; `bpe`: it is not. */
-  readonly tokens: 'bytes' | 'bpe';
+  /** `bytes`: what was generated is the same tokens when it comes back; `bpe`: it is not; `pictures`: the model sees some. */
+  readonly tokens: 'bytes' | 'bpe' | 'pictures';
   readonly prefill: number;
   /** `decoder_kv_blocks_ttl`; default 60 s. */
   readonly decoderTtlSeconds?: number;
@@ -72,7 +72,7 @@ export async function realEngines(set: EngineSet): Promise<RealEngines> {
     const given = { prefill: prefill.split(','), decode, plain, decoderTtl, restartDecode: undefined };
     return { ...given, async [Symbol.asyncDispose]() {} };
   }
-  const { home, python, overlay, scripts, model } = await realInstallation(set.version, set.tokens);
+  const { home, python, paths, scripts, model } = await realInstallation(set.version, set.tokens);
   const base = await findBase();
   const env = {
     ENGINE_PY: python,
@@ -81,7 +81,7 @@ export async function realEngines(set: EngineSet): Promise<RealEngines> {
     TOKENS: set.tokens,
     LEASE: '60',
     D_TTL: String(ttl),
-    ...(overlay === undefined ? {} : { VLLM_OVERLAY: overlay }),
+    ...(paths.length === 0 ? {} : { VLLM_OVERLAY: paths.join(':') }),
   };
   const engines = join(scripts, 'engines.py');
   const prefills = Array.from({ length: set.prefill }, (_, i) => `p${i + 1}:p`);
@@ -107,8 +107,8 @@ interface RealInstallation {
   /** Folder of everything that the tests keep. */
   readonly home: string;
   readonly python: string;
-  /** Goes in front of PYTHONPATH; undefined for the version that is installed. */
-  readonly overlay: string | undefined;
+  /** PYTHONPATH: another version than the one that is installed, and what a model wants besides. */
+  readonly paths: readonly string[];
   /** Folder of the handed scripts. */
   readonly scripts: string;
   /** Folder of the tiny model. */
@@ -129,10 +129,27 @@ export async function realInstallation(
   }
   const python = join(venv, 'bin/python');
   const model = join(home, `model-${tokens}`);
-  if (!existsSync(join(model, 'config.json'))) {
-    await run(python, [join(scripts, 'make_model.py'), model, '--tokens', tokens], { HF_HUB_OFFLINE: '1' });
+  const vision = tokens === 'pictures' ? [await visionParts(home, venv)] : [];
+  if (!existsSync(join(model, tokens === 'pictures' ? 'processor_config.json' : 'config.json'))) {
+    const text = join(scripts, 'make_model.py');
+    const [script, ...args] = tokens === 'pictures' ? [VISION_MODEL, text, model] : [text, model, '--tokens', tokens];
+    await run(python, [script, ...args], { HF_HUB_OFFLINE: '1', PYTHONPATH: vision.join(':') });
   }
-  return { home, python, overlay: version === '0.33' ? overlay : undefined, scripts, model };
+  return { home, python, paths: [...(version === '0.33' ? [overlay] : []), ...vision], scripts, model };
+}
+
+const VISION_MODEL = join(import.meta.dirname, 'vision_model.py');
+/** The one that goes with the handed lock's torch. */
+const TORCHVISION = 'torchvision==0.28.0';
+
+/** A folder with what vLLM wants for models that see. */
+async function visionParts(home: string, venv: string): Promise<string> {
+  const folder = join(home, 'torchvision');
+  if (!existsSync(join(folder, 'torchvision'))) {
+    const args = ['pip', 'install', '-q', '--python', join(venv, 'bin/python'), '--no-deps', '--target', folder];
+    await run(join(venv, 'bin/uv'), [...args, TORCHVISION], {});
+  }
+  return folder;
 }
 
 function run(command: string, args: readonly string[], env: Readonly<Record<string, string>>): Promise<string> {

@@ -10,7 +10,7 @@ export const REAL_MODEL = process.env['BATON_REAL_MODEL'] ?? 'tiny';
 
 export interface Message {
   readonly role: string;
-  readonly content: string | null;
+  readonly content: string | null | readonly Readonly<Record<string, unknown>>[];
   readonly tool_calls?: unknown;
   readonly tool_call_id?: string;
 }
