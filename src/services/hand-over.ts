@@ -7,9 +7,10 @@ import { type Api, type BodyFacts, CONSUMED_MEMBERS, type LocalReason, REFUSED_M
 import type { Edits, ScannedObject } from '../core/json-scan.ts';
 import type { MediaLink, TurnLink } from '../core/link.ts';
 import type { PrefixMark } from '../core/policy.ts';
-import { mayAskForTokenIds } from '../core/prompt-members.ts';
+import { goesAsTokenIds, mayAskForTokenIds } from '../core/prompt-members.ts';
 import type { RemoteHostRule } from '../core/remote-host.ts';
 import type { MuteSpec } from '../core/reply.ts';
+import { tokenIdsJson } from '../core/token-ids.ts';
 import { streamOf, wantsUsage } from '../core/whole-stream.ts';
 import type { EngineClient, LegRequest } from '../engine/client.ts';
 import type { DurationCounter } from '../obs/duration-histogram.ts';
@@ -192,6 +193,7 @@ class HandOver {
   readonly #request: GenerateRequest;
   readonly #sink: ClientSink;
   readonly #plan: Plan;
+  readonly #prompt: KnownPrompt;
   readonly #book: LegBook;
   /** Undefined for modes with one leg. */
   readonly #connector: HandleConnector | undefined;
@@ -202,6 +204,7 @@ class HandOver {
     this.#request = request;
     this.#sink = sink;
     this.#plan = plan;
+    this.#prompt = prompt;
     this.#book = new LegBook(deps, request, plan);
     if (plan.mode !== PlanMode.PREFILL_DECODE && plan.mode !== PlanMode.PREFILL_DECODE_REUSE) return;
     const connector = deps.connectors[plan.connector];
@@ -330,11 +333,24 @@ class HandOver {
   }
 
   #editsFor(target: Target, input: DecodeInput, captureTokens: boolean): Edits {
-    if (input === undefined || this.#connector === undefined) return ALONE;
+    if (input === undefined || this.#connector === undefined) return this.#aloneEdits(target);
     const { handle, prefilled } = input;
     const { api, media } = this.#request;
     const promptTokenIds = media === undefined && takesTokenIds(target) ? prefilled.promptTokenIds : [];
     return this.#connector.decode({ api, handle, promptTokenIds, captureTokens });
+  }
+
+  /**
+   * The token ids that were asked for go along where they need no `kv_transfer_params`: what has no flag true pins blocks for
+   * ever, so that a chat is rendered again.
+   */
+  #aloneEdits(target: Target): Edits {
+    const { api, body, scan, unprovenMembers } = this.#request;
+    const { tokenIds, instanceIds } = this.#prompt;
+    const isKnown = tokenIds.length > 0 && instanceIds.has(target.instanceId) && takesTokenIds(target);
+    const isText = api === 'completions' && goesAsTokenIds(api, body, scan, unprovenMembers);
+    if (!isKnown || !isText || !this.#deps.forwardTokenIds) return ALONE;
+    return { ...ALONE, set: new Map([['prompt', tokenIdsJson(tokenIds)]]) };
   }
 
   #toStream(reply: Uint8Array): Uint8Array | undefined {

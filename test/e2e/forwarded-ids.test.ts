@@ -110,6 +110,22 @@ describe.each(['chat', 'completions'] as const)('%s', (kind) => {
     for (const sim of [...harness.prefill, d]) expect(sim.state()).toMatchObject({ mismatchedPulls: 0 });
   });
 
+  test('a short rest on the decode engine alone: it gets the ids where they need no transfer parameters', async () => {
+    const harness = await start({ yaml: 'disagg: { local_tail_tokens: 120 }' });
+    const d = engine(harness.decode);
+    const named = { conversation_id: 'short', max_tokens: 90 };
+    const { text } = await ask(harness, kind, bodyOf(kind, 'begin', named));
+    const next =
+      kind === 'chat'
+        ? { messages: [said('user', long('begin')), said('assistant', text), said('user', 'on')] }
+        : { prompt: `${long('begin')}${text} on` };
+    const { tokens, plan } = await ask(harness, kind, { ...bodyOf(kind, 'begin', named), ...next });
+    expect(plan).toMatch(/reason=short_tail; outcome=decode_local/);
+    const leg = lastLeg(d, kind);
+    expect(leg).not.toHaveProperty('kv_transfer_params');
+    expect(leg.prompt).toEqual(kind === 'chat' ? undefined : tokens);
+  });
+
   test('an engine whose version was not tested, and who turned it off: each engine renders by itself', async () => {
     for (const options of [{ engine: { version: '0.34.0' } }, { yaml: 'kv: { forward_token_ids: false }' }]) {
       const harness = await start(options);
