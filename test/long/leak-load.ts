@@ -49,8 +49,11 @@ const client = new PlainClient();
 const random = seeded(1);
 const BODY = JSON.stringify({ model: 'm', prompt: 'x'.repeat(64), stream: true, max_tokens: 2 });
 
+/** No engine for now, or one that did not answer in time. */
+const REFUSALS: ReadonlySet<number> = new Set([503, 504]);
+
 async function run({ url, requests, clients }: LoadOrder): Promise<LoadCounts> {
-  const counts = { whole: 0, left: 0, other: 0 };
+  const counts = { whole: 0, left: 0, refused: 0, other: 0 };
   let begun = 0;
   const one = async () => {
     while (begun < requests) {
@@ -60,6 +63,7 @@ async function run({ url, requests, clients }: LoadOrder): Promise<LoadCounts> {
       const { status, text } = await client.post(`${url}/v1/completions`, BODY, leaves === undefined ? {} : { leaves });
       if (leaves !== undefined) counts.left += 1;
       else if (status === 200 && text.endsWith('data: [DONE]\n\n')) counts.whole += 1;
+      else if (REFUSALS.has(status) && text.startsWith('{"error":{')) counts.refused += 1;
       else counts.other += 1;
     }
   };
