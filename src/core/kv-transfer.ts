@@ -336,5 +336,7 @@ function readUints(json: Uint8Array, list: Element): number[] | undefined {
 
 /** The JSON text without the white space outside its strings. */
 function compact(json: string): string {
+  // Engines write little or none, and a look is far cheaper than the replacement.
+  if (!/[ \t\r\n]/.test(json)) return json;
   return json.replaceAll(/("(?:[^"\\]|\\.)*")|[ \t\r\n]+/g, (_match, text: string | undefined) => text ?? '');
 }

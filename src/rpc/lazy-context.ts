@@ -2,6 +2,9 @@ import type { DescMethod, DescService } from '@bufbuild/protobuf';
 import { type ContextValues, createContextValues, type HandlerContext } from '@connectrpc/connect';
 import { deadlineError } from './errors.ts';
 
+/** Why the signal of a call aborts that has its answer. One for all: its stack would be most of what the end costs. */
+const ANSWERED = new DOMException('the call has ended', 'AbortError');
+
 /** Context of one call. What calls rarely look at is made when it is first looked at, because a call is cheap. */
 export abstract class LazyContext implements HandlerContext {
   abstract readonly protocolName: string;
@@ -31,7 +34,7 @@ export abstract class LazyContext implements HandlerContext {
   get signal(): AbortSignal {
     if (this.#controller === undefined) {
       this.#controller = new AbortController();
-      if (this.#ended) this.#controller.abort(this.#endReason);
+      if (this.#ended) this.#controller.abort(this.#endReason ?? ANSWERED);
       else this.watchForEnd();
     }
     return this.#controller.signal;
@@ -75,7 +78,7 @@ export abstract class LazyContext implements HandlerContext {
     this.#ended = true;
     this.#endReason = reason;
     clearTimeout(this.#timer);
-    this.#controller?.abort(reason);
+    this.#controller?.abort(reason ?? ANSWERED);
   }
 
   protected abstract readRequestHeader(): Headers;

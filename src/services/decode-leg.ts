@@ -123,6 +123,8 @@ class DecodeLeg {
   #pausedMs = 0;
   #limit: 'timeout' | 'idle' | 'unhealthy' | undefined;
   #waiting: NodeJS.Timeout | undefined;
+  /** The limit whose time runs. */
+  #waitsFor: 'timeout' | 'idle' | undefined;
   #health: NodeJS.Timeout | undefined;
   #paused = false;
   #settled = false;
@@ -270,7 +272,7 @@ class DecodeLeg {
     this.#paused = true;
     this.#pausedAt = this.#options.now();
     this.#control?.pause();
-    clearTimeout(this.#waiting);
+    this.#disarm();
     this.#sink.onceDrained(() => {
       if (this.#settled) return;
       this.#paused = false;
@@ -364,9 +366,21 @@ class DecodeLeg {
     };
   }
 
+  /** A limit always has the same time: the one that runs begins anew, which costs less than another timer. */
   #arm(ms: number, limit: 'timeout' | 'idle'): void {
+    if (this.#waitsFor === limit) {
+      this.#waiting?.refresh();
+      return;
+    }
+    this.#disarm();
+    if (ms === 0 || this.#paused) return;
+    this.#waitsFor = limit;
+    this.#waiting = setTimeout(() => this.#giveUp(limit), ms);
+  }
+
+  #disarm(): void {
     clearTimeout(this.#waiting);
-    if (ms > 0 && !this.#paused) this.#waiting = setTimeout(() => this.#giveUp(limit), ms);
+    this.#waitsFor = undefined;
   }
 
   #giveUp(limit: 'timeout' | 'idle' | 'unhealthy'): void {
@@ -381,7 +395,7 @@ class DecodeLeg {
 
   #end(): void {
     this.#settled = true;
-    clearTimeout(this.#waiting);
+    this.#disarm();
     clearInterval(this.#health);
     this.#sink.signal.removeEventListener('abort', this.#leave);
   }

@@ -47,7 +47,8 @@ export function tokenizePrompt(
     const end = (ids: readonly number[]) => {
       clearTimeout(patience);
       clearTimeout(limit);
-      over.abort();
+      // Nobody hears of it where all have answered, and making the reason costs more than the rest of this.
+      if (open > 0) over.abort();
       resolve(ids);
     };
     const limit = timeoutMs > 0 ? setTimeout(() => end([]), timeoutMs) : undefined;

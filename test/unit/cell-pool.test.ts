@@ -1,5 +1,6 @@
 import { expect, test } from 'vitest';
 import { CellPool } from '../../src/stores/memory/cell-pool.ts';
+import { seeded } from '../support/seeded.ts';
 
 /** Bytes that differ between strings and along each one. */
 function bytesOf(length: number, kind: number): Uint8Array {
@@ -42,4 +43,26 @@ test('uses the cells again that were given up, and no others', () => {
     pool.cut(first, 0);
   }
   expect(pool.read(beside, 0, 1000)).toEqual(bytesOf(1000, 1));
+});
+
+test('compares and reads texts as a copy of their bytes would', () => {
+  const pool = new CellPool();
+  const random = seeded(11);
+  const letters = ['a', 'é', '漢', '🎽'];
+  for (let round = 0; round < 300; round++) {
+    const draw = (most: number) =>
+      Array.from({ length: Math.floor(random() * most) }, () => letters[Math.floor(random() * 4)]).join('');
+    const parts = [draw(60), draw(120)].map((text) => Buffer.from(text));
+    const [one = Buffer.alloc(0), other = Buffer.alloc(0)] = parts;
+    const first = pool.write([...parts, bytesOf(round, 1)]);
+    const wanted = Buffer.concat(parts);
+    expect(pool.text(first, 0, one.length)).toBe(one.toString());
+    expect(pool.text(first, one.length, other.length)).toBe(other.toString());
+    expect(pool.startsWith(first, wanted)).toBe(true);
+    if (wanted.length === 0) continue;
+    const at = Math.floor(random() * wanted.length);
+    wanted[at] = (wanted[at] ?? 0) ^ 1;
+    expect(pool.startsWith(first, wanted)).toBe(wanted.equals(pool.read(first, 0, wanted.length)));
+    expect(pool.startsWith(first, wanted)).toBe(false);
+  }
 });

@@ -7,7 +7,7 @@ const SLAB_CELLS = 1 << SLAB_BITS;
 export const NO_CELL = -1;
 
 interface Slab {
-  readonly bytes: Uint8Array;
+  readonly bytes: Buffer;
   /** The cell that follows each one. */
   readonly next: Int32Array;
 }
@@ -64,6 +64,27 @@ export class CellPool {
     return bytes;
   }
 
+  /** `length` bytes from `offset` on as UTF-8; the ends must not be within a character. */
+  text(first: number, offset: number, length: number): string {
+    if (length === 0) return '';
+    const start = offsetOf(first) + offset;
+    // Most texts are in one cell, and need no copy.
+    if (offset + length <= CELL_BYTES) return this.#slab(first).bytes.toString('utf8', start, start + length);
+    return Buffer.from(this.read(first, offset, length).buffer).toString();
+  }
+
+  /** Whether the first bytes are these, which must not be more than there are. */
+  startsWith(first: number, wanted: Uint8Array): boolean {
+    let cell = first;
+    for (let at = 0; at < wanted.length; cell = this.#after(cell)) {
+      const take = Math.min(CELL_BYTES, wanted.length - at);
+      const start = offsetOf(cell);
+      if (this.#slab(cell).bytes.compare(wanted, at, at + take, start, start + take) !== 0) return false;
+      at += take;
+    }
+    return true;
+  }
+
   /** Gives up all but the first `length` bytes; returns the first cell of what is left. */
   cut(first: number, length: number): number {
     if (first === NO_CELL) return NO_CELL;
@@ -85,7 +106,7 @@ export class CellPool {
       cell = this.#unused;
       this.#unused += 1;
       if ((cell & (SLAB_CELLS - 1)) === 0) {
-        this.#slabs.push({ bytes: new Uint8Array(SLAB_CELLS * CELL_BYTES), next: new Int32Array(SLAB_CELLS) });
+        this.#slabs.push({ bytes: Buffer.alloc(SLAB_CELLS * CELL_BYTES), next: new Int32Array(SLAB_CELLS) });
       }
     } else {
       this.#free = this.#after(cell);

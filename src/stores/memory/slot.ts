@@ -172,9 +172,8 @@ export class Slot {
   get key(): StoreKey {
     const { tenant, model, adapter } = this.family;
     const salt = this.#get(COLUMN.saltBytes);
-    const texts = Buffer.from(this.#read(0, this.textBytes).buffer);
-    const cacheSalt = salt === 0 ? '' : texts.toString('utf8', 0, salt);
-    return { tenant, model, adapter, cacheSalt, conversationId: texts.toString('utf8', salt) };
+    const cacheSalt = this.#text(0, salt);
+    return { tenant, model, adapter, cacheSalt, conversationId: this.#text(salt, this.textBytes - salt) };
   }
 
   /** Bytes of the texts that lie before the handle. */
@@ -220,6 +219,10 @@ export class Slot {
 
   get #asIs(): { readonly revision: number; readonly claimed: boolean } {
     return { revision: this.revision, claimed: this.claim !== undefined };
+  }
+
+  #text(offset: number, length: number): string {
+    return this.#space.pool.text(this.#get(COLUMN.cells), offset, length);
   }
 
   #read(offset: number, length: number): Uint8Array<ArrayBuffer> {

@@ -264,7 +264,7 @@ export class SlotTable {
     if (rows.get(row, COLUMN.conversationBytes) !== texts.length - saltBytes) return false;
     const { tenant, model, adapter } = families.get(rows.get(row, COLUMN.family));
     if (tenant !== key.tenant || model !== key.model || adapter !== key.adapter) return false;
-    return texts.equals(pool.read(rows.get(row, COLUMN.cells), 0, texts.length));
+    return pool.startsWith(rows.get(row, COLUMN.cells), texts);
   }
 
   #heap(priority: number, place: number): Heap<number> {
