@@ -9,7 +9,7 @@
 import { execFileSync, spawnSync } from 'node:child_process';
 import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
-import { join, resolve } from 'node:path';
+import { dirname, join, resolve } from 'node:path';
 import { judge, measures, rowsOf } from './peer-targets.mjs';
 import { machine } from './store-process.mjs';
 
@@ -41,9 +41,11 @@ function installedRouter() {
   return status === 0 ? program : undefined;
 }
 
-function versionOf(program, ...args) {
-  const { stdout, stderr } = spawnSync(program, args, { encoding: 'utf8' });
-  return /\d+\.\d+(\.\d+)*/.exec(`${stdout}${stderr}`)?.[0] ?? 'unknown version';
+/** The program does not tell its version; the Python that it was installed with does. */
+function routerVersion(program) {
+  const ask = "import importlib.metadata as m; print(m.version('vllm-router'))";
+  const { stdout } = spawnSync(join(dirname(program), 'python'), ['-c', ask], { encoding: 'utf8' });
+  return stdout?.trim() || 'of a version that is not known';
 }
 
 if (!existsSync(join(kit, 'run.sh'))) skip(`no performance kit in ${kit}; name its parent folder with BATON_SHARED`);
@@ -86,7 +88,7 @@ const { commit, version } = JSON.parse(readFileSync(join(dist, 'origin.json'), '
 const busy = measures.othersCores(results);
 const text = [
   `\`npm run bench:peers\` on ${new Date().toISOString().slice(0, 10)}: ${machine}; baton ${version}` +
-    `${commit ? ` (${commit.slice(0, 12)})` : ''}, vllm-router ${versionOf(router, '--version')}. ${REPS} interleaved ` +
+    `${commit ? ` (${commit.slice(0, 12)})` : ''}, vllm-router ${routerVersion(router)}. ${REPS} interleaved ` +
     `repetitions, ${T} for each work. Other processes used ${busy.least} to ${busy.most} cores meanwhile, ` +
     `${busy.median} in the median.`,
   '',
