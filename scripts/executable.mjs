@@ -9,11 +9,13 @@ import { crc32 } from 'node:zlib';
 import { build } from 'esbuild';
 import { licenseText } from './licenses.mjs';
 import { readOrigin } from './origin.mjs';
+import { nodeNames, splitProgram } from './split-program.mjs';
 
 const root = join(import.meta.dirname, '..');
 const folder = resolve(process.argv[2] ?? join(root, 'dist'));
 const scratch = mkdtempSync(join(tmpdir(), 'baton-executable-'));
 const origin = readOrigin();
+const file = (name) => join(scratch, name);
 
 /** The library of zeromq that this Node loads; the package has one for each system. */
 function zeromqLibrary() {
@@ -23,6 +25,21 @@ function zeromqLibrary() {
   if (found.length !== 1) throw new Error(`expected zeromq to load one library, found ${found.join(', ')}`);
   return found[0];
 }
+
+const PROGRAM = 'src/bin.ts';
+/**
+ * The scripts of the program, in the order in which a start reads them, each with the sources that ask for it: what is
+ * needed until health is answered, then what src/roles.ts loads in portions, and last what only some commands and settings
+ * need.
+ */
+const SCRIPTS = {
+  program: [PROGRAM, 'src/cli/run.ts', 'src/config/version.ts', 'src/roles.ts'],
+  messages: ['gen/baton/v1/pool_registry_pb.ts', 'src/rpc/direct-client.ts'],
+  store: ['src/roles/store.ts'],
+  router: ['src/roles/router.ts', 'src/engine/client.ts'],
+  roles: ['src/roles/facade.ts', 'src/roles/rpc-port.ts', 'src/roles/start-roles.ts'],
+  sometimes: [],
+};
 
 const own = (path) => new RegExp(`/${path.replaceAll(/[/.]/g, '[/.]')}$`);
 
@@ -51,9 +68,13 @@ const nodeLater = {
 };
 
 /** Puts in the place of modules that read files beside themselves what the executable knows without them. */
-function inPlaceOf(sums) {
+function inPlaceOf(sums, program = { first: '', scripts: [] }) {
   const modules = [
-    [own('src/executable/sums.ts'), `export const SUMS = ${JSON.stringify(sums)};`],
+    [
+      own('src/executable/sums.ts'),
+      `export const SUMS = ${JSON.stringify(sums)};
+       export const PROGRAM = ${JSON.stringify(program)};`,
+    ],
     [
       own('src/config/version.ts'),
       `const origin = ${JSON.stringify(origin)};
@@ -62,7 +83,8 @@ function inPlaceOf(sums) {
     ],
     [
       own('node_modules/zeromq/lib/load-addon.js'),
-      `export { addon as default } from ${JSON.stringify(join(root, 'src/executable/zeromq.ts'))};`,
+      `exports.__esModule = true;
+       exports.default = require('./zeromq-addon').addon;`,
     ],
     [own('node_modules/undici/index.js'), UNDICI],
     [
@@ -73,7 +95,8 @@ function inPlaceOf(sums) {
   ];
   return {
     name: 'in-place-of',
-    setup: ({ onLoad }) => {
+    setup: ({ onResolve, onLoad }) => {
+      onResolve({ filter: /^\.\/zeromq-addon$/ }, ({ path }) => ({ path, external: true }));
       for (const [filter, contents] of modules)
         onLoad({ filter }, ({ path }) => ({
           contents,
@@ -84,28 +107,44 @@ function inPlaceOf(sums) {
   };
 }
 
-async function bundle(entry, sums, outfile, more = {}) {
-  const { metafile } = await build({
-    absWorkingDir: root,
-    entryPoints: [entry],
-    outfile,
-    bundle: true,
-    metafile: true,
-    platform: 'node',
-    target: `node${process.versions.node}`,
-    format: 'cjs',
-    // A name in the stack of an error is worth its bytes; white space is not.
-    minifyWhitespace: true,
-    minifySyntax: true,
-    // One script: there are no other modules to load.
-    supported: { 'dynamic-import': false },
-    // Read as Latin-1, the cheapest way to a string.
-    charset: 'ascii',
-    logLevel: 'warning',
-    ...(sums === undefined ? {} : { plugins: [inPlaceOf(sums), nodeLater] }),
-    ...more,
-  });
+/** How everything is bundled: for this Node, and as small as its readers allow. */
+const BUNDLED = {
+  absWorkingDir: root,
+  bundle: true,
+  metafile: true,
+  platform: 'node',
+  target: `node${process.versions.node}`,
+  // A name in the stack of an error is worth its bytes; white space is not.
+  minifyWhitespace: true,
+  minifySyntax: true,
+  // Read as Latin-1, the cheapest way to a string.
+  charset: 'ascii',
+  logLevel: 'warning',
+};
+
+async function bundle(entry, outfile, more = {}) {
+  // One script: there are no other modules to load.
+  const supported = { 'dynamic-import': false };
+  const { metafile } = await build({ ...BUNDLED, entryPoints: [entry], outfile, format: 'cjs', supported, ...more });
   return metafile;
+}
+
+/** The texts of the program's scripts, and the module that it begins with. */
+async function bundleProgram(sums) {
+  const written = await build({
+    ...BUNDLED,
+    entryPoints: [PROGRAM],
+    outdir: scratch,
+    format: 'esm',
+    splitting: true,
+    write: false,
+    plugins: [inPlaceOf(sums), nodeLater, nodeNames],
+  });
+  // A module of its own, because a CommonJS one asks for it: esbuild would make all that it imports load late.
+  const addon = file('zeromq-addon.cjs');
+  await bundle('src/executable/zeromq.ts', addon, { plugins: [inPlaceOf(sums)] });
+  const more = { 'zeromq-addon': readFileSync(addon, 'latin1') };
+  return { inputs: written.metafile.inputs, ...splitProgram(written, PROGRAM, SCRIPTS, more) };
 }
 
 const sumsOf = (parts) =>
@@ -117,21 +156,25 @@ function run(command, args) {
 
 try {
   mkdirSync(folder, { recursive: true });
-  const file = (name) => join(scratch, name);
   const parts = { zeromq: zeromqLibrary(), licenses: file('licenses') };
   const wrapped = { banner: { js: '(function(require,module,exports){' }, footer: { js: '})' } };
   parts.kubernetes = file('kubernetes.cjs');
-  const { inputs } = await bundle(KUBERNETES, undefined, parts.kubernetes, wrapped);
+  const { inputs } = await bundle(KUBERNETES, parts.kubernetes, wrapped);
   // What is in the bundle says whose licences are needed, and the bundle knows the sum of that text: so it is built twice.
-  const first = await bundle('src/bin.ts', { none: 0 }, file('first.cjs'));
-  writeFileSync(parts.licenses, licenseText(root, { inputs: { ...inputs, ...first.inputs } }));
-  const { ...known } = parts;
-  parts.program = file('program.cjs');
-  await bundle('src/bin.ts', sumsOf(known), parts.program, wrapped);
-  parts.code = file('code');
-  run(process.execPath, [join(root, 'scripts', 'compiled-code.mjs'), parts.program, parts.code]);
+  const bare = await bundleProgram({ none: 0 });
+  writeFileSync(parts.licenses, licenseText(root, { inputs: { ...inputs, ...bare.inputs } }));
+  const program = await bundleProgram(sumsOf(parts));
+  const compiled = {};
+  for (const [name, text] of Object.entries(program.scripts)) {
+    compiled[name] = file(`${name}.cjs`);
+    compiled[`code-${name}`] = file(`code-${name}`);
+    writeFileSync(compiled[name], text);
+  }
+  run(process.execPath, [join(root, 'scripts', 'compiled-code.mjs'), program.first, ...Object.values(compiled)]);
+  Object.assign(parts, compiled);
   const main = file('main.cjs');
-  await bundle('src/executable/main.ts', sumsOf({ program: parts.program, code: parts.code }), main);
+  const known = inPlaceOf(sumsOf(compiled), { first: program.first, scripts: Object.keys(SCRIPTS) });
+  await bundle('src/executable/main.ts', main, { plugins: [known] });
   const config = {
     main,
     output: file('baton'),

@@ -1,7 +1,7 @@
 import process from 'node:process';
 import type { StopSignal } from './cli/run.ts';
 import type { Config } from './config/config.ts';
-import { IS_EXECUTABLE, readPart } from './executable/parts.ts';
+import { IS_EXECUTABLE, isDamage, readPart } from './executable/parts.ts';
 import type { Logger } from './obs/log.ts';
 import type { ReloadSource } from './roles/reload.ts';
 import type { Running } from './roles.ts';
@@ -83,6 +83,13 @@ async function main(): Promise<number> {
 }
 
 // No await outside a function: the executable is a CommonJS script.
-void main().then((code) => {
-  process.exitCode = code;
-});
+void main().then(
+  (code) => {
+    process.exitCode = code;
+  },
+  (error: unknown) => {
+    if (!isDamage(error)) throw error;
+    process.stderr.write(`baton: ${error.message}\n`);
+    process.exitCode = 1;
+  },
+);

@@ -90,50 +90,13 @@ export function parseCommand(argv: readonly string[], version: () => string): Pa
     .helpCommand('help [command]', 'print help for a command')
     .configureHelp({ optionTerm })
     .addHelpText('after', TOP_HELP);
-  addServeCommand(program, (flags) => {
-    result = { kind: 'serve', flags };
-  });
-  addLaunchCommand(program, (flags) => {
-    result = { kind: 'launch', flags };
-  });
-  addSimCommand(program, (parsed) => {
+  const [first = ''] = tidy.args;
+  const use = (parsed: ParsedCommand): void => {
     result = parsed;
-  });
-  addPoolCommand(program, (request) => {
-    result = { kind: 'pool', request };
-  });
-  program
-    .command('check-config')
-    .summary('check a configuration file')
-    .description(
-      'Checks a configuration file and prints each mistake with its line; the exit code is 2 if there is one.',
-    )
-    .argument('<file>', 'YAML file')
-    .action((file: string) => {
-      result = { kind: 'check-config', file };
-    });
-  addExplainCommand(program, (parsed) => {
-    result = parsed;
-  });
-  program
-    .command('hash-key')
-    .summary("hash a client's key")
-    .description(
-      'Reads a key from standard input and prints what stands behind its tenant in the file of --api-keys-file.',
-    )
-    .action(() => {
-      result = { kind: 'hash-key' };
-    });
-  program
-    .command('licenses')
-    .summary('print the licences of what is inside')
-    .description('Prints the licences of all that is inside an executable of one file.')
-    .action(() => {
-      result = { kind: 'licenses' };
-    });
-  addDescribeCommands(program, (form) => {
-    result = { kind: 'describe', program, form };
-  });
+  };
+  addServeCommands(program, first, (flags) => use({ kind: 'serve', flags }));
+  // To make the flags of all commands takes longer than to read those of one, and most starts are of one that serves.
+  if (!SERVING.has(first)) addOtherCommands(program, use);
   try {
     program.parse(tidy.args, { from: 'user' });
   } catch (error) {
@@ -144,15 +107,20 @@ export function parseCommand(argv: readonly string[], version: () => string): Pa
   return result ?? { kind: 'print', text: printed };
 }
 
-function addServeCommand(program: Command, run: (flags: RawFlags) => void): void {
-  const serve = program
-    .command('serve')
-    .summary('run baton')
-    .description('Runs baton: the front door, the router, the KV cache store and the pool registry.')
-    .addHelpText('after', SERVE_HELP);
-  for (const flag of FLAGS) serve.addOption(optionOf(flag));
-  serve.action((values: Readonly<Record<string, unknown>>) => run(readFlags(values)));
+/** Adds those that the word `first` may mean: one of them, or all. */
+function addServeCommands(program: Command, first: string, run: (flags: RawFlags) => void): void {
+  const isWanted = (name: string) => name === first || !SERVING.has(first);
+  if (isWanted('serve')) {
+    const serve = program
+      .command('serve')
+      .summary('run baton')
+      .description('Runs baton: the front door, the router, the KV cache store and the pool registry.')
+      .addHelpText('after', SERVE_HELP);
+    for (const flag of FLAGS) serve.addOption(optionOf(flag));
+    serve.action((values: Readonly<Record<string, unknown>>) => run(readFlags(values)));
+  }
   for (const [role, about] of ROLE_COMMANDS) {
+    if (!isWanted(role)) continue;
     const command = program
       .command(role)
       .summary(about)
@@ -160,6 +128,34 @@ function addServeCommand(program: Command, run: (flags: RawFlags) => void): void
     for (const flag of FLAGS) if (flag.name !== 'roles') command.addOption(optionOf(flag).hideHelp());
     command.action((values: Readonly<Record<string, unknown>>) => run({ ...readFlags(values), roles: role }));
   }
+}
+
+function addOtherCommands(program: Command, run: (parsed: ParsedCommand) => void): void {
+  addLaunchCommand(program, (flags) => run({ kind: 'launch', flags }));
+  addSimCommand(program, run);
+  addPoolCommand(program, (request) => run({ kind: 'pool', request }));
+  program
+    .command('check-config')
+    .summary('check a configuration file')
+    .description(
+      'Checks a configuration file and prints each mistake with its line; the exit code is 2 if there is one.',
+    )
+    .argument('<file>', 'YAML file')
+    .action((file: string) => run({ kind: 'check-config', file }));
+  addExplainCommand(program, run);
+  program
+    .command('hash-key')
+    .summary("hash a client's key")
+    .description(
+      'Reads a key from standard input and prints what stands behind its tenant in the file of --api-keys-file.',
+    )
+    .action(() => run({ kind: 'hash-key' }));
+  program
+    .command('licenses')
+    .summary('print the licences of what is inside')
+    .description('Prints the licences of all that is inside an executable of one file.')
+    .action(() => run({ kind: 'licenses' }));
+  addDescribeCommands(program, (form) => run({ kind: 'describe', program, form }));
 }
 
 function addLaunchCommand(program: Command, run: (flags: LaunchFlagValues) => void): void {

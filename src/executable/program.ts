@@ -1,29 +1,35 @@
-import process from 'node:process';
 import { Script } from 'node:vm';
+import { loadBuiltin, requireFrom } from './modules.ts';
 import { readPart } from './parts.ts';
 
 /**
- * Runs a program of the executable and gives what it exports. With `code`, compiled code of it, V8 has less to compile.
+ * Runs a program of one script and gives what it exports.
  *
- * @throws Error with a sentence where the file was damaged or changed after it was built
+ * @throws DamagedError
  */
-export function runProgram(name: string, code?: Buffer): unknown {
-  const source = readPart(name).toString('latin1');
-  const options = code === undefined ? {} : { cachedData: code };
-  const run: unknown = new Script(source, { filename: `${name}.cjs`, ...options }).runInThisContext();
+export function runProgram(name: string): unknown {
+  const run: unknown = runScript(name);
   const module: { exports: unknown } = { exports: {} };
   if (typeof run === 'function') run(loadBuiltin, module, module.exports);
   return module.exports;
 }
 
-/** Node's own modules; a program looks for some others and does without them. */
-function loadBuiltin(name: string): object {
-  const found: unknown = process.getBuiltinModule(name);
-  if (typeof found !== 'object' && typeof found !== 'function') throw missing(name);
-  if (found === null) throw missing(name);
-  return found;
+/**
+ * Runs a program of several scripts, the later ones when something of them is wanted. Each has compiled code of it beside
+ * itself, so that V8 has little to compile.
+ *
+ * @throws DamagedError
+ */
+export function runModules(first: string, scripts: readonly string[]): void {
+  const left = [...scripts];
+  requireFrom(() => {
+    const name = left.shift();
+    return name === undefined ? undefined : runScript(name, readPart(`code-${name}`));
+  })(first);
 }
 
-function missing(name: string): Error {
-  return Object.assign(new Error(`Cannot find module '${name}'`), { code: 'MODULE_NOT_FOUND' });
+function runScript(name: string, code?: Buffer): unknown {
+  const source = readPart(name).toString('latin1');
+  const options = code === undefined ? {} : { cachedData: code };
+  return new Script(source, { filename: `${name}.cjs`, ...options }).runInThisContext();
 }

@@ -119,7 +119,7 @@ test('temporary files: what cannot be written is told in one sentence, and nothi
   expect(readdirSync(own)).toEqual([]);
 });
 
-/** The executable with one byte of a part turned, found by some of what the part holds. */
+/** The executable with one byte of a part turned, found by what it alone holds: compiled code has texts without quotes. */
 function damaged(near: string): string {
   const file = join(alone(), 'baton');
   const bytes = readFileSync(file);
@@ -134,11 +134,25 @@ function damaged(near: string): string {
 const DAMAGED = (part: string) =>
   `baton: this executable is damaged: its part ${part} is not what was built; copy or download it again\n`;
 
+const EXPLAIN = ['explain', 'none.json'];
+const SERVE = ['serve', '--sim', ...['--port', '--rpc-port', '--admin-port'].flatMap((flag) => [flag, '0'])];
+
 test('a changed part is told in one sentence', () => {
-  expect(baton(['--version'], {}, damaged('Control plane for disaggregated LLM serving: one OpenAI'))).toEqual({
+  expect(
+    baton(['--version'], {}, damaged('.description("Control plane for disaggregated LLM serving: one OpenAI')),
+  ).toEqual({
     status: 1,
     out: '',
     err: DAMAGED('program'),
+  });
+  expect(baton(EXPLAIN, {}, damaged('`reuse: the handle of an earlier turn, if'))).toEqual({
+    status: 1,
+    out: '',
+    err: DAMAGED('sometimes'),
+  });
+  expect(baton(SERVE, {}, damaged('{guard},"reuse is not guarded'))).toMatchObject({
+    status: 1,
+    err: expect.stringMatching(new RegExp(`(^|\n)${DAMAGED('roles')}$`)),
   });
   expect(baton(['licenses'], {}, damaged('This executable contains:'))).toEqual({
     status: 1,
