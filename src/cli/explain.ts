@@ -17,6 +17,7 @@ import { FAILED, OK, USAGE } from './exit-codes.ts';
 
 /** What `baton explain` is asked for. */
 export interface ExplainCommand {
+  /** `-`: standard input. */
   readonly file: string;
   readonly tenant: string;
   readonly conversation: string;
@@ -38,7 +39,7 @@ export async function explain(
 ): Promise<number> {
   let body: Uint8Array;
   try {
-    body = readFileSync(file);
+    body = readFileSync(file === '-' ? STANDARD_INPUT : file);
   } catch (error) {
     host.err(`baton: ${file} ${whyUnread(error)}\n`);
     return USAGE;
@@ -54,6 +55,7 @@ export async function explain(
   return explained.kind === 'bad' ? USAGE : FAILED;
 }
 
+const STANDARD_INPUT = 0;
 const JSON_STYLE = { prettySpaces: 2 };
 
 /** The plan in one line, then every instance with what became of it. */

@@ -197,7 +197,7 @@ function addExplainCommand(program: Command, run: (parsed: ParsedCommand) => voi
       'Asks a live router for its plan for a request, and why it did not choose each of the other engines. Nothing is ' +
         'sent to an engine, and no text to the router. The exit code is 1 if there is no plan.',
     )
-    .argument('<file>', 'JSON file with the body of a chat or a completion')
+    .argument('<file>', 'JSON file with the body of a chat or a completion; - for standard input')
     .option('--json', 'print the answer as JSON')
     .option('--tenant <name>', 'tenant of the request (anonymous)')
     .option('--conversation <id>', 'conversation of the request, as a header would name it (what the body says)');

@@ -57,6 +57,17 @@ export function forwardedHeaders(
   return kept;
 }
 
+/** Names the facades that a request came through, the last at the end, so that each knows its own requests again. */
+export const THROUGH = 'x-baton-through';
+
+/** The value of {@link THROUGH} from here on; undefined where the request has been through `own` before. */
+export function throughNext(before: string | readonly string[] | undefined, own: string): string | undefined {
+  const names = (before === undefined ? [] : [before].flat())
+    .flatMap((value) => value.split(','))
+    .map((name) => name.trim());
+  return names.includes(own) ? undefined : [...names, own].join(', ');
+}
+
 const REQUEST_ID = /^[A-Za-z0-9._:-]{1,128}$/;
 
 /** The client's own request id where it is fit for logs and for engines' ids; else undefined. */

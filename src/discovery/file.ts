@@ -16,6 +16,7 @@ export function followFile(
   lookMs?: number,
 ): InstanceSource {
   let complaint = '';
+  let named = 0;
   const complain = (sink: SourceSink, lines: readonly string[], message: string) => {
     // Once while it is the same.
     if (lines.join('\n') === complaint) return;
@@ -31,6 +32,11 @@ export function followFile(
     }
     complaint = '';
     complain(sink, lines, 'a mistake in the pool file; the rest of it is used');
+    const { length } = read.instances;
+    if (length === 0 && named > 0) {
+      sink.warn({ file, instances: named }, 'the pool file names no instances any more: all that it named drain');
+    }
+    named = length;
     sink.view(read.instances);
   };
   return {

@@ -20,6 +20,10 @@ export interface BrokenRequest extends SentAnswer {
 }
 
 const NOT_HTTP = new BatonError({ reason: 'INVALID_ARGUMENT', message: 'The request is no valid HTTP, or not whole.' });
+const BROKEN_BODY = new BatonError({
+  reason: 'BODY_INCOMPLETE',
+  message: 'The body did not come whole, or not in the form that its headers tell.',
+});
 const LARGE_HEAD = new BatonError({
   reason: 'HEADERS_TOO_LARGE',
   message: 'The head of the request is larger than this server takes.',
@@ -74,7 +78,8 @@ export class BrokenRequests {
     }
     const unread = open.find(({ req }) => !req.complete)?.req;
     const requestId = acceptedRequestId(unread?.headers['x-request-id']) ?? randomUUID();
-    const { status, phrase, error: refused } = ANSWERS[cause] ?? BAD_REQUEST;
+    const known = ANSWERS[cause] ?? BAD_REQUEST;
+    const { status, phrase, error: refused } = unread === undefined ? known : { ...known, error: BROKEN_BODY };
     const { headers, body } = renderRefusal(refusalOf(refused));
     const lines = Object.entries({
       ...headers,

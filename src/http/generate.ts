@@ -10,7 +10,7 @@ import type { ObjectScan } from '../core/json-scan.ts';
 import { type LinkRules, linkMedia, linkTurn } from '../core/link.ts';
 import { prefixMarks } from '../core/prefix-marks.ts';
 import { isInTokens, unprovenMembers } from '../core/prompt-members.ts';
-import { acceptedRequestId, forwardedHeaders } from '../core/request-headers.ts';
+import { acceptedRequestId, forwardedHeaders, THROUGH, throughNext } from '../core/request-headers.ts';
 import { buildAccessRecord } from '../obs/access-log.ts';
 import { errorFields, type Logger } from '../obs/log.ts';
 import type { LogLimit } from '../obs/log-limit.ts';
@@ -44,6 +44,8 @@ export interface GenerateDeps {
   readonly linkRules: LinkRules;
   /** Extra headers on every reply, e.g. `x-baton-sim`. */
   readonly replyHeaders: Readonly<Record<string, string>>;
+  /** Names this facade to the facades that its requests may come to. */
+  readonly name: string;
 }
 
 type Scan = Extract<ObjectScan, { readonly kind: 'object' }>;
@@ -194,11 +196,21 @@ function toGenerateRequest(
     unprovenMembers: unproven,
     ...(deps.marksPrefixes ? { prefix: prefixMarks(api, body, scan, newHash) } : {}),
     tenant: request.tenant,
-    headers: forwardedHeaders(request.headers),
+    headers: { ...forwardedHeaders(request.headers), [THROUGH]: through(request, deps.name) },
     authorization: request.headers.authorization,
     debug: request.headers['x-baton-debug'] === '1',
     timeline,
   };
+}
+
+/** An engine that is this very facade would be asked, by the request that it is asked for, until no connection is left. */
+function through({ headers }: FastifyRequest, name: string): string {
+  const next = throughNext(headers[THROUGH], name);
+  if (next !== undefined) return next;
+  throw new BatonError({
+    reason: 'REQUEST_LOOP',
+    message: 'This request has been here before: an engine of this server is the server itself, or leads back to it.',
+  });
 }
 
 /** The route as engines spell it: a trailing slash is a redirect to them. The client's query string is kept. */

@@ -1,3 +1,4 @@
+import { randomBytes } from 'node:crypto';
 import { create } from '@bufbuild/protobuf';
 import { TokenChainSchema } from '../../gen/baton/v1/tokens_pb.ts';
 import { fetchKeySet, KeyCache, parseKeySet, type TokenKeys } from '../auth/key-cache.ts';
@@ -100,6 +101,7 @@ function generateDeps(parts: FacadeParts): () => GenerateDeps {
     stack,
   } = parts;
   const now = () => performance.now();
+  const name = randomBytes(6).toString('hex');
   const silences = stack.use(new SilenceWatch(view, now));
   const reports = stack.use(new ReportSender({ router, now, neverReached }));
   const retryBudget = new RetryBudget(
@@ -156,6 +158,7 @@ function generateDeps(parts: FacadeParts): () => GenerateDeps {
       clientStallMs: config.timeouts.clientStallMs,
       replies,
       replyHeaders: config.sim === undefined ? {} : { 'x-baton-sim': '1' },
+      name,
     };
   };
   return derive(settings, (config) => config, make);

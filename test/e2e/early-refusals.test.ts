@@ -44,6 +44,7 @@ test.each([
   const reply = await sendRaw(baton.port, sent, false);
   expect(reply).toMatch(new RegExp(`^HTTP/1\\.1 ${status} `));
   expect(idOf(reply)).toBe('mine-1');
+  expect(reply).toContain(`"code":"${error}"`);
   await expect
     .poll(lines)
     .toEqual([
