@@ -43,7 +43,7 @@ export const ERROR_REASONS = {
   TENANT_QUEUE_FULL: { code: 'resource_exhausted', httpStatus: 429, type: 'rate_limit_error' },
   OVERLOADED: { code: 'unavailable', httpStatus: 503, type: 'service_unavailable_error' },
   RATE_LIMIT_EXCEEDED: { code: 'resource_exhausted', httpStatus: 429, type: 'rate_limit_error' },
-  REQUEST_LOOP: { code: 'failed_precondition', httpStatus: 508, type: 'upstream_error' },
+  REQUEST_LOOP: { code: 'internal', httpStatus: 508, type: 'upstream_error' },
   SHUTTING_DOWN: { code: 'unavailable', httpStatus: 503, type: 'service_unavailable_error' },
   ENGINE_UNREACHABLE: { code: 'unavailable', httpStatus: 503, type: 'service_unavailable_error' },
   ENGINE_CONNECTION_LOST: { code: 'unavailable', httpStatus: 502, type: 'upstream_error' },

@@ -21,7 +21,7 @@ const FAMILIES: Readonly<Record<string, readonly number[]>> = {
   unavailable: [502, 503],
   deadline_exceeded: [504],
   canceled: [499],
-  internal: [500, 502],
+  internal: [500, 502, 508],
 };
 
 describe('the table of reasons', () => {
