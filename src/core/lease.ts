@@ -14,12 +14,17 @@ function leaseMayEndAt({ endsAt, ms }: Lease, heardAt: number): number {
   return Math.max(endsAt, heardAt - ms / 6 + (ms * 2) / 3);
 }
 
-/** A reader that goes on has, some time after its first sign of life, read, sent a heartbeat, or heard that it was given up. */
-const SETTLED_MS = 1000;
+/**
+ * How long after its first sign of life a reader that goes on may have done nothing yet: by then it has sent a heartbeat, read,
+ * or heard that it was given up.
+ */
+export function settleMs({ ms }: Pick<Lease, 'ms'>): number {
+  return ms / 6;
+}
 
 /** The last moment at which a reader that is silent since `heardAt` can go on and still read in time. */
 export function readableUntil(lease: Lease, heardAt: number): number {
-  return leaseMayEndAt(lease, heardAt) - Math.min(SETTLED_MS, lease.ms / 6);
+  return leaseMayEndAt(lease, heardAt) - settleMs(lease);
 }
 
 /** Whether a reader that was silent for a time may have read when the lease was over. */

@@ -1,6 +1,6 @@
 import { type Instance, InstanceState } from '../../gen/baton/v1/instance_pb.ts';
 import type { LegReport } from '../../gen/baton/v1/router_pb.ts';
-import { type Lease, mayReadLate, readableUntil } from '../core/lease.ts';
+import { type Lease, mayReadLate, readableUntil, settleMs } from '../core/lease.ts';
 import { toMs } from './durations.ts';
 import type { InstanceView } from './instance-view.ts';
 import type { SilenceWatch } from './silence-watch.ts';
@@ -40,8 +40,6 @@ const LOOKED_AT: ReadonlySet<InstanceState> = new Set([
 /** Instances of which something is not known yet, the oldest forgotten: most of them never come back. */
 const MAX_OWED = 10_000;
 
-/** An engine that runs has heard by then that its request was given up. */
-const HEARD_MS = 1000;
 const DEFAULT_LEASE_MS = 30_000;
 
 /**
@@ -107,7 +105,8 @@ export class LateReads {
   /** What is known of a leg's blocks; a number: to be looked at then. */
   #fateOf(instanceId: string, { lease, endedAt }: Unread, now: number): 'late' | 'in-time' | number {
     const silence = this.#deps.silences.of(instanceId);
-    const heardBy = endedAt + HEARD_MS;
+    // An engine that runs has heard by then that its request was given up.
+    const heardBy = endedAt + settleMs(lease);
     if (silence !== undefined && silence.from <= heardBy) {
       if (mayReadLate(lease, silence, now)) return 'late';
       if (silence.until === undefined) return readableUntil(lease, silence.from) + 1;
