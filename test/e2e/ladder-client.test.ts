@@ -139,7 +139,7 @@ function dechunk(raw: string): string {
 async function takeAway(harness: Ladder, pool: 'prefill' | 'decode'): Promise<void> {
   for (const sim of harness[pool]) await sim.setFault({ kind: 'refuse' });
   await harness.ask();
-  await expect.poll(async () => (await fetch(`${harness.url}/readiness`)).status).toBe(503);
+  await expect.poll(async () => (await fetch(`${harness.url}/readiness`)).status, { timeout: 10_000 }).toBe(503);
 }
 
 describe('no engine is ready', () => {

@@ -35,7 +35,7 @@ describe('cache_aware', () => {
     const { baton } = await startQuietly(config);
     stack.defer(() => baton.stop());
     for (const url of [stubbed.url, `http://${baton.addresses.facade}`]) {
-      await expect.poll(async () => (await fetch(`${url}/readiness`)).status).toBe(200);
+      await expect.poll(async () => (await fetch(`${url}/readiness`)).status, { timeout: 10_000 }).toBe(200);
     }
     const urls = [stubbed.url, `http://${baton.addresses.facade}`];
     for (let i = 0; i < 4; i++) {

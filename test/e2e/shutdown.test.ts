@@ -98,7 +98,7 @@ test('a running stream is finished, idle connections are closed, new ones refuse
 test('with time to settle it is not ready, serves on, and then stops accepting', async () => {
   await using started = await start({ 'drain-settle': '2s' });
   const { baton, url } = started;
-  await expect.poll(async () => (await fetch(`${url}/readiness`)).status).toBe(200);
+  await expect.poll(async () => (await fetch(`${url}/readiness`)).status, { timeout: 10_000 }).toBe(200);
   const stream = await openStream(started, 20, 150);
   let isStopped = false;
   const stopped = baton.stop({ settle: true }).then(() => {
