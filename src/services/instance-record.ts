@@ -223,7 +223,8 @@ export class InstanceRecord {
 
   /** What it held while it drained is used or past its time: GONE until it is resumed. */
   endDrain(): void {
-    if (this.#isDraining) this.#left ??= 'drained';
+    // Who is told that it is gone is to know what brings it back: another process.
+    if (this.#isDraining) this.#left ??= this.#taint === undefined ? 'drained' : LATE_READ;
   }
 
   /** For how long it has been silent by `now`, milliseconds; undefined where it is not. */

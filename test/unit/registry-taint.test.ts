@@ -125,3 +125,14 @@ it('an engine that does not tell its start time is another one where its place r
   await clock.pass(10_000);
   expect(only().silence).toBeUndefined();
 });
+
+it('whose drain has ended is still told apart from one that an operator drained', async () => {
+  const { clock, registry, state, world } = setUp();
+  await clock.pass(0);
+  registry.drain(ID, LATE_READ);
+  registry.endDrain(ID);
+  expect(state()).toBe('gone late_read');
+  world.reply = async () => restarted();
+  await clock.pass(5000);
+  expect(state()).toBe('ready probe_ok');
+});
