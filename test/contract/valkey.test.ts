@@ -195,15 +195,11 @@ describe('the server', () => {
     expect(heard).toEqual([]);
     const { store } = await opened({ url: url.replace('99', '1') });
     // On a busy machine the store may be open before its server has answered.
-    const isPut = () =>
-      put(store).then(
-        () => true,
-        () => false,
-      );
-    await expect.poll(isPut, SLOW).toBe(true);
+    const outcome = () => put(store).then(() => 'put', String);
+    await expect.poll(outcome, SLOW).toBe('put');
     expect(await own.command('INFO keyspace')).toMatch(/db1:/);
     expect(await own.command('INFO keyspace')).not.toMatch(/db0:/);
-  });
+  }, 60_000);
 
   test('too old is refused, with its version and what is needed', async () => {
     await using old = await oldServer('redis_version:6.2.14');
