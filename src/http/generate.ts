@@ -7,9 +7,9 @@ import { BatonError, isErrorReason } from '../core/errors.ts';
 import { type Api, type BodyFacts, readFacts } from '../core/facts.ts';
 import { readIdentity } from '../core/identity.ts';
 import type { ObjectScan } from '../core/json-scan.ts';
-import { type LinkRules, linkMedia, linkTurn } from '../core/link.ts';
+import { LinkedRequest, type LinkRules, linkRequest } from '../core/link.ts';
 import { prefixMarks } from '../core/prefix-marks.ts';
-import { isInTokens, unprovenMembers } from '../core/prompt-members.ts';
+import { unprovenMembers } from '../core/prompt-members.ts';
 import { acceptedRequestId, forwardedHeaders, THROUGH, throughNext } from '../core/request-headers.ts';
 import { buildAccessRecord } from '../obs/access-log.ts';
 import { errorFields, type Logger } from '../obs/log.ts';
@@ -180,10 +180,10 @@ function toGenerateRequest(
   { body, scan, facts }: ParsedBody,
   timeline: Timeline,
 ): GenerateRequest {
-  const linked = { api, body, scan };
   const newHash = () => createHash('sha256');
   const unproven = unprovenMembers(api, body, scan);
-  const media = isInTokens(unproven) ? undefined : linkMedia(deps.linkRules, facts.conversationId, linked, newHash);
+  const headers = forwardedHeaders(request.headers);
+  headers[THROUGH] = through(request, deps.name);
   return {
     requestId,
     api,
@@ -191,12 +191,11 @@ function toGenerateRequest(
     body,
     scan,
     facts,
-    link: linkTurn(deps.linkRules, facts.conversationId, linked, newHash),
-    ...(media === undefined ? {} : { media }),
+    ...linkRequest(deps.linkRules, facts.conversationId, new LinkedRequest(api, body, scan, newHash), unproven),
     unprovenMembers: unproven,
     ...(deps.marksPrefixes ? { prefix: prefixMarks(api, body, scan, newHash) } : {}),
     tenant: request.tenant,
-    headers: { ...forwardedHeaders(request.headers), [THROUGH]: through(request, deps.name) },
+    headers,
     authorization: request.headers.authorization,
     debug: request.headers['x-baton-debug'] === '1',
     timeline,

@@ -8,9 +8,9 @@ import { BatonError } from '../core/errors.ts';
 import { type Api, readFacts } from '../core/facts.ts';
 import { readIdentity } from '../core/identity.ts';
 import { findMember, type ScannedObject } from '../core/json-scan.ts';
-import { type LinkRules, linkMedia, linkTurn } from '../core/link.ts';
+import { LinkedRequest, type LinkRules, linkRequest } from '../core/link.ts';
 import { prefixMarks } from '../core/prefix-marks.ts';
-import { isInTokens, toldMembers, unprovenMembers } from '../core/prompt-members.ts';
+import { toldMembers, unprovenMembers } from '../core/prompt-members.ts';
 import type { Logger } from '../obs/log.ts';
 import { whyNoConnection } from '../rpc/connection-words.ts';
 import { batonErrorFrom } from '../rpc/errors.ts';
@@ -80,9 +80,8 @@ function apiOf(scan: ScannedObject): Api | undefined {
 function factsOf(rules: LinkRules, { body, tenant }: ExplainedRequest, scan: ScannedObject, api: Api, named: string) {
   const { model, cacheSalt, stream, localReasons, continues } = readFacts(api, body, scan, named);
   const newHash = () => createHash('sha256');
-  const link = linkTurn(rules, named, { api, body, scan }, newHash);
-  const unproven = link.conversationId === '' ? [] : unprovenMembers(api, body, scan);
-  const media = isInTokens(unproven) ? undefined : linkMedia(rules, named, { api, body, scan }, newHash);
+  const unproven = unprovenMembers(api, body, scan);
+  const { link, media } = linkRequest(rules, named, new LinkedRequest(api, body, scan, newHash), unproven);
   return create(RequestFactsSchema, {
     requestId: 'explain',
     tenant,

@@ -9,6 +9,7 @@ import type { SimConfig } from './options.ts';
 import type { ReceiverPorts } from './pd-buffer.ts';
 import { PeerService } from './peer-service.ts';
 import { PinTable } from './pins.ts';
+import { RunQueue } from './run-queue.ts';
 import { sampleLetter, sampleThought, sampleToken } from './sampler.ts';
 import {
   EngineError,
@@ -43,9 +44,7 @@ export class Engine {
   private readonly config: SimConfig;
   private readonly clock: SimClock;
   private readonly runs = new Set<Run>();
-  private readonly queue: Run[] = [];
-  private pumping = false;
-  private active = 0;
+  private readonly queue: RunQueue;
   private readonly peers = new SideChannelClient();
   private readonly side: SideChannelServer;
   private readonly onDeath: (silent: EngineRequest | undefined) => void;
@@ -62,7 +61,13 @@ export class Engine {
     this.startedAt = startedAt;
     this.onDeath = onDeath;
     this.pool = new BlockPool(config.numBlocks, config.blockSize);
-    this.pins = new PinTable(this.pool, config.clock, () => this.pump());
+    this.pins = new PinTable(this.pool, config.clock, () => this.queue.pump());
+    this.queue = new RunQueue(config.maxNumSeqs, {
+      isDead: () => this.dead,
+      // Blocks whose time is over are free, even if their timer is late.
+      sweep: () => void this.pins.list(),
+      startBeats: (run) => startHeartbeat(run.request.kv, this.peers, this.clock, config.kvLeaseMs / 6),
+    });
     const service = new PeerService({
       engineId,
       compat: this.compat,
@@ -138,12 +143,12 @@ export class Engine {
       throw error;
     } finally {
       request.signal.removeEventListener('abort', onAbort);
-      if (run.scheduled) this.active -= 1;
+      this.queue.leave(run);
       if (run.phase === 'hung') this.stats.leakedBlocks += run.sequence.blocks.length;
       else if (!this.dead) this.pool.release(run.sequence.blocks);
       run.sequence.blocks = [];
       this.runs.delete(run);
-      this.pump();
+      this.queue.pump();
     }
   }
 
@@ -182,7 +187,7 @@ export class Engine {
     const kv = this.config.connector === 'nixl' ? request.kv : undefined;
     const loadsPrompt = kv !== undefined && isTruthy(kv['do_remote_prefill']);
     try {
-      await this.admit(run);
+      await this.queue.admit(run);
       this.check(run);
     } catch (error) {
       if (loadsPrompt && !this.dead) await this.notifyUnread(kv);
@@ -228,47 +233,6 @@ export class Engine {
     const own = finish === 'abort' || kv === undefined ? null : this.pin(run, kv, output.length, cachedTokens);
     const handle = lmcache === undefined ? own : await lmcache.reply(request, output, sent);
     return { finish, stopReason, output, cachedTokens, createdTokens, handle };
-  }
-
-  private async admit(run: Run, first = false): Promise<void> {
-    run.phase = 'waiting';
-    if ((first || this.queue.length === 0) && this.tryStart(run)) return;
-    if (first) this.queue.unshift(run);
-    else this.queue.push(run);
-    const endBeats = startHeartbeat(run.request.kv, this.peers, this.clock, this.config.kvLeaseMs / 6);
-    await new Promise<void>((resolve) => {
-      run.wake = resolve;
-      if (run.failure !== undefined) resolve();
-    });
-    run.wake = undefined;
-    endBeats();
-    const index = this.queue.indexOf(run);
-    if (index >= 0) this.queue.splice(index, 1);
-  }
-
-  private tryStart(run: Run): boolean {
-    if (this.dead || this.active >= this.config.maxNumSeqs) return false;
-    this.pins.list();
-    if (!run.sequence.allocate(run.request.skipCache)) return false;
-    this.active += 1;
-    run.scheduled = true;
-    return true;
-  }
-
-  /** Starts what fits, in order of arrival. */
-  private pump(): void {
-    // Starting a run looks at the pins, an expired pin frees blocks, and freed blocks pump.
-    if (this.pumping) return;
-    this.pumping = true;
-    try {
-      for (let run = this.queue[0]; run !== undefined; run = this.queue[0]) {
-        if (run.failure === undefined && !this.tryStart(run)) return;
-        this.queue.shift();
-        run.wake?.();
-      }
-    } finally {
-      this.pumping = false;
-    }
   }
 
   private async load(run: Run, load: KvLoad): Promise<number> {
@@ -414,9 +378,8 @@ export class Engine {
     this.stats.preemptions += 1;
     this.pool.release(sequence.blocks);
     sequence.blocks = [];
-    this.active -= 1;
-    run.scheduled = false;
-    await this.admit(run, true);
+    this.queue.leave(run);
+    await this.queue.admit(run, true);
     this.check(run);
     run.phase = 'running';
     await this.prefill(run, Math.min(sequence.hitTokens, sequence.tokens.length - 1));

@@ -2,7 +2,7 @@ import { createHash } from 'node:crypto';
 import { describe, expect, test } from 'vitest';
 import type { Api } from '../../src/core/facts.ts';
 import { scanObject } from '../../src/core/json-scan.ts';
-import { type LinkRules, linkTurn } from '../../src/core/link.ts';
+import { LinkedRequest, type LinkRules, linkTurn } from '../../src/core/link.ts';
 
 const EXACT: LinkRules = { guard: 'exact', autolink: true };
 const user = (content: string) => ({ role: 'user', content });
@@ -12,7 +12,7 @@ function link(value: unknown, rules = EXACT, named = '', api: Api = 'chat.comple
   const body = new TextEncoder().encode(JSON.stringify(value));
   const scan = scanObject(body);
   if (scan.kind !== 'object') throw new Error('not an object');
-  return linkTurn(rules, named, { api, body, scan }, () => createHash('sha256'));
+  return linkTurn(rules, named, new LinkedRequest(api, body, scan, () => createHash('sha256')));
 }
 
 describe('chat', () => {

@@ -2,7 +2,7 @@ import { createHash } from 'node:crypto';
 import { describe, expect, test } from 'vitest';
 import type { Api } from '../../src/core/facts.ts';
 import { scanObject } from '../../src/core/json-scan.ts';
-import { type LinkRules, linkMedia, linkTurn } from '../../src/core/link.ts';
+import { LinkedRequest, type LinkRules, linkMedia, linkRequest, linkTurn } from '../../src/core/link.ts';
 import { mediaOfMessages } from '../../src/core/media.ts';
 
 const DATA = 'data:image/png;base64,AAAA';
@@ -77,8 +77,25 @@ const EXACT: LinkRules = { guard: 'exact', autolink: true };
 const newHash = () => createHash('sha256');
 
 function link(messages: unknown, named = '', rules = EXACT, api: Api = 'chat.completions') {
-  return linkMedia(rules, named, { api, ...scan({ messages }) }, newHash);
+  return linkMedia(rules, named, linked(messages, api));
 }
+
+function linked(messages: unknown, api: Api = 'chat.completions') {
+  const { body, scan: found } = scan({ messages });
+  return new LinkedRequest(api, body, found, newHash);
+}
+
+test('a history is hashed once, however many links are made of it', () => {
+  let hashes = 0;
+  const { body, scan: found } = scan({ messages: [user(image(DATA))] });
+  const request = new LinkedRequest('chat.completions', body, found, () => {
+    hashes += 1;
+    return newHash();
+  });
+  const both = linkRequest(EXACT, '', request, ['messages']);
+  expect(both.media?.conversationId).toBe(both.link.conversationId);
+  expect(hashes).toBe(1);
+});
 
 describe('where the handle of a prompt with pictures is', () => {
   const first = [user({ type: 'text', text: 'look' }, image(DATA))];
@@ -119,7 +136,7 @@ describe('where the handle of a prompt with pictures is', () => {
   test('names keep it apart; without one it is where text alone would be', () => {
     const ids = ['', 'mine', 'yours'].map((named) => link(first, named)?.conversationId);
     expect(new Set(ids).size).toBe(3);
-    const text = linkTurn(EXACT, '', { api: 'chat.completions', ...scan({ messages: first }) }, newHash);
+    const text = linkTurn(EXACT, '', linked(first));
     expect(ids[0]).toBe(text.conversationId);
   });
 

@@ -14,7 +14,6 @@ import {
   GetInstanceResponseSchema,
   type ListInstancesRequest,
   type ListInstancesResponse,
-  ListInstancesResponseSchema,
   type PoolRegistry,
   type RegisterInstanceRequest,
   type RegisterInstanceResponse,
@@ -35,15 +34,12 @@ import type { Logger } from '../../obs/log.ts';
 import { checkReasonWord, invalidField } from '../call-arguments.ts';
 import { type Clock, SYSTEM_CLOCK } from '../clock.ts';
 import type { DescribedEngine } from '../engine-details.ts';
-import { passesFilter } from '../instance-filter.ts';
 import { type HealthSettings, type InstanceRecord, isSameLife } from '../instance-record.ts';
 import type { InstanceView, LearntOfEngine } from '../instance-view.ts';
-import { toWatchResponses } from '../instance-watch.ts';
-import { clampPageSize, decodePageToken, encodePageToken } from '../page-token.ts';
 import type { InstancePins } from '../pin-watch.ts';
-import { readCheckpointInterval } from '../watch-hub.ts';
 import { heldDrain, InstancePool, isLeaving, type Member } from './instance-pool.ts';
 import { Leases } from './leases.ts';
+import { listPage, watchPool } from './readings.ts';
 import { readLoad, readRegistration } from './register-request.ts';
 import { Registrations } from './registrations.ts';
 import { type RegistryState, type SavedRegistration, type SavedSpec, savedSpec } from './registry-state.ts';
@@ -321,37 +317,14 @@ export class PoolRegistryService implements ServiceImpl<typeof PoolRegistry>, In
   }
 
   async listInstances(request: ListInstancesRequest): Promise<ListInstancesResponse> {
-    const after = decodePageToken(request.pageToken);
-    const size = clampPageSize(request.pageSize);
-    const matching = [...this.#pool.snapshot]
-      .filter((instance) => passesFilter(instance, request.filter) && (after === undefined || instance.id > after))
-      .sort((a, b) => (a.id < b.id ? -1 : 1));
-    const page = matching.slice(0, size);
-    const last = page.at(-1);
-    return create(ListInstancesResponseSchema, {
-      instances: page.map((instance) => this.#pool.withAge(instance)),
-      nextPageToken: last !== undefined && matching.length > size ? encodePageToken(last.id) : '',
-      revision: this.revision,
-      stale: false,
-    });
+    return listPage(this.#pool, request);
   }
 
   watchInstances(
     request: WatchInstancesRequest,
     context: Pick<HandlerContext, 'signal'>,
   ): AsyncIterable<WatchInstancesResponse> {
-    const { checkpointInterval, filter, resumeToken } = request;
-    const events = this.#pool.watches.watch({
-      token: resumeToken,
-      // A copy: what changes while it is told comes as a delta.
-      snapshot: () =>
-        this.#pool.snapshot
-          .filter((instance) => passesFilter(instance, filter))
-          .map((instance) => ({ instance: this.#pool.withAge(instance), removed: false })),
-      checkpointMs: readCheckpointInterval(checkpointInterval),
-      signal: context.signal,
-    });
-    return toWatchResponses(events, filter, resumeToken !== '');
+    return watchPool(this.#pool, request, context.signal);
   }
 
   /** An instance that can still change; undefined once this registry is closed. */
