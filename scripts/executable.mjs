@@ -67,6 +67,22 @@ const nodeLater = {
   },
 };
 
+/** Packages that others load with themselves, and use for few things of their own: each is loaded when it is first used. */
+const packageLater = {
+  name: 'package-later',
+  setup: ({ onResolve, onLoad, resolve }) => {
+    onResolve({ filter: /^semver$/ }, async ({ path, importer, kind, resolveDir, pluginData }) => {
+      if (pluginData === 'own' || !/node_modules\/fastify\//.test(importer)) return undefined;
+      const { path: real } = await resolve(path, { importer, kind, resolveDir, pluginData: 'own' });
+      return { path: real, namespace: 'package-later' };
+    });
+    onLoad({ filter: /.*/, namespace: 'package-later' }, ({ path }) => ({
+      contents: `module.exports = new Proxy({}, { get: (_, name) => require(${JSON.stringify(path)})[name] });`,
+      resolveDir: root,
+    }));
+  },
+};
+
 /** Puts in the place of modules that read files beside themselves what the executable knows without them. */
 function inPlaceOf(sums, program = { first: '', scripts: [] }) {
   const modules = [
@@ -138,7 +154,7 @@ async function bundleProgram(sums) {
     format: 'esm',
     splitting: true,
     write: false,
-    plugins: [inPlaceOf(sums), nodeLater, nodeNames],
+    plugins: [inPlaceOf(sums), nodeLater, packageLater, nodeNames],
   });
   // A module of its own, because a CommonJS one asks for it: esbuild would make all that it imports load late.
   const addon = file('zeromq-addon.cjs');

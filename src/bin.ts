@@ -56,8 +56,12 @@ const stopping = stopRequested();
 let hangUp: () => void = () => process.stderr.write('baton: SIGHUP changes nothing here: no settings are read again\n');
 process.on('SIGHUP', () => hangUp());
 
-// A reader that has left (baton help | head) is no reason to crash.
-process.stdout.on('error', () => {});
+/** Opened when something is written: a server's output is its log, and that is elsewhere. */
+function writeOut(text: string): void {
+  // A reader that has left (baton help | head) is no reason to crash.
+  if (process.stdout.listenerCount('error') === 0) process.stdout.on('error', () => {});
+  process.stdout.write(text);
+}
 
 async function main(): Promise<number> {
   const [{ runCli }, { readOrigin }] = await Promise.all([import('./cli/run.ts'), import('./config/version.ts')]);
@@ -71,7 +75,7 @@ async function main(): Promise<number> {
     licenses: () => (IS_EXECUTABLE ? readPart('licenses').toString() : undefined),
     terminal: process.stderr.isTTY === true,
     readLine,
-    out: (text) => process.stdout.write(text),
+    out: writeOut,
     err: (text) => process.stderr.write(text),
     start,
     signalGroup,

@@ -1,4 +1,5 @@
-import { X509Certificate } from 'node:crypto';
+import type { X509Certificate } from 'node:crypto';
+import process from 'node:process';
 import { createSecureContext } from 'node:tls';
 import { holdsCertificate } from '../core/pem.ts';
 import { StartError } from './listen.ts';
@@ -37,7 +38,7 @@ export function checkPem({ cert, key, ca }: PemTexts): void {
   } catch (error) {
     throw new StartError(whyRefused(error), { cause: error });
   }
-  if (cert !== undefined) checkTime(new X509Certificate(cert));
+  if (cert !== undefined) checkTime(readCertificate(cert));
 }
 
 /** Whoever checks the certificate would turn away; and one that is replaced in time by such a one stays in use. */
@@ -53,8 +54,14 @@ const CERTIFICATE = /-----BEGIN ([A-Z0-9 ]*CERTIFICATE)-----[\s\S]*?-----END \1-
 
 /** Unix time, in milliseconds, at which a certificate or one of the chain behind it ends first. */
 export function endOfChain(cert: string): number {
-  const ends = [...cert.matchAll(CERTIFICATE)].map(([text]) => new X509Certificate(text).validToDate.getTime());
+  const ends = [...cert.matchAll(CERTIFICATE)].map(([text]) => readCertificate(text).validToDate.getTime());
   return Math.min(...ends);
+}
+
+/** The class is taken from its module when it is used: a start without certificates does not open that. */
+function readCertificate(text: string): X509Certificate {
+  const { X509Certificate } = process.getBuiltinModule('node:crypto');
+  return new X509Certificate(text);
 }
 
 function day(date: Date): string {

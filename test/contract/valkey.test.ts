@@ -193,9 +193,13 @@ describe('the server', () => {
       .toMatch(/has no database 99; name another one/);
     // Whoever opens it tells of it, once.
     expect(heard).toEqual([]);
-    const { store } = await opened({ url: url.replace('99', '1') });
+    await using other = await opened({ url: url.replace('99', '1') });
     // On a busy machine the store may be open before its server has answered.
-    const outcome = () => put(store).then(() => 'put', String);
+    const outcome = () =>
+      put(other.store).then(
+        () => 'put',
+        (error: Error) => `${error}: ${error.cause}; ${JSON.stringify(other.notices)}`,
+      );
     await expect.poll(outcome, SLOW).toBe('put');
     expect(await own.command('INFO keyspace')).toMatch(/db1:/);
     expect(await own.command('INFO keyspace')).not.toMatch(/db0:/);
