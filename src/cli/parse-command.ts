@@ -2,11 +2,13 @@ import { Command, CommanderError, Option } from 'commander';
 import type { RoleName } from '../config/config.ts';
 import type { RawFlags } from '../config/flag-layers.ts';
 import { FLAGS, type FlagSpec } from '../config/flags.ts';
-import { LAUNCH_FLAGS, type LaunchFlag, type LaunchFlagValues } from '../launch/flags.ts';
+import { LAUNCH_FLAGS, type LaunchFlagValues } from '../launch/flags.ts';
 import { readSimOptions, type SimFlag, simFlags } from '../sim/cli-options.ts';
 import type { SimOptions } from '../sim/options.ts';
 import { type TidyResult, tidyArguments } from './arguments.ts';
+import { addBenchCommand, type BenchRequest } from './bench-parse.ts';
 import { addDescribeCommands, type DescribeForm } from './describe-parse.ts';
+import { addTable, addTo, camelCase, readTable } from './flag-table.ts';
 import { addPoolCommand, type PoolRequest } from './pool-parse.ts';
 import { usageSentence } from './usage-sentence.ts';
 
@@ -29,6 +31,7 @@ export type ParsedCommand =
   /** The commands themselves, written down for another program. */
   | { readonly kind: 'describe'; readonly program: Command; readonly form: DescribeForm }
   | { readonly kind: 'pool'; readonly request: PoolRequest }
+  | { readonly kind: 'bench'; readonly request: BenchRequest }
   /** Help or version, for standard output. */
   | { readonly kind: 'print'; readonly text: string }
   /** A mistake, as one sentence. */
@@ -63,9 +66,11 @@ prefiller1.log ... decoder1.log ... proxy.log. docs/migrate.md has an example of
 
 /** Parses the words after `baton`; `version` gives what `--version` prints. */
 export function parseCommand(argv: readonly string[], version: () => string): ParsedCommand {
-  // The words that launch passes on to engines may look like flags of serve.
+  // Words of these may look like flags of serve: those that launch passes on to engines, and those of a benchmark.
   const tidy: TidyResult =
-    argv[0] === 'launch' ? { kind: 'ok', args: argv } : tidyArguments(argv.length === 0 ? ['--help'] : argv);
+    argv[0] === 'launch' || argv[0] === 'bench'
+      ? { kind: 'ok', args: argv }
+      : tidyArguments(argv.length === 0 ? ['--help'] : argv);
   if (tidy.kind === 'bad') return { kind: 'usage', message: tidy.message };
   let printed = '';
   let result: ParsedCommand | undefined;
@@ -134,6 +139,7 @@ function addOtherCommands(program: Command, run: (parsed: ParsedCommand) => void
   addLaunchCommand(program, (flags) => run({ kind: 'launch', flags }));
   addSimCommand(program, run);
   addPoolCommand(program, (request) => run({ kind: 'pool', request }));
+  addBenchCommand(program, (request) => run({ kind: 'bench', request }));
   program
     .command('check-config')
     .summary('check a configuration file')
@@ -166,24 +172,8 @@ function addLaunchCommand(program: Command, run: (flags: LaunchFlagValues) => vo
       'Starts prefill and decode engines and baton in front of them, watches them, and stops all of them with itself.',
     )
     .addHelpText('after', LAUNCH_HELP);
-  for (const flag of LAUNCH_FLAGS) launch.addOption(launchOptionOf(flag));
-  launch.action((values: Readonly<Record<string, unknown>>) => {
-    const flags: Record<string, string | readonly string[]> = {};
-    for (const { flag } of LAUNCH_FLAGS) {
-      const value = values[camelCase(flag)];
-      if (value !== undefined) flags[flag] = Array.isArray(value) ? value.map(String) : String(value);
-    }
-    run(flags);
-  });
-}
-
-function launchOptionOf({ flag, kind, value, group, about }: LaunchFlag): Option {
-  const option = new Option(`--${flag}${kind === 'switch' ? '' : ` <${value ?? 'value'}>`}`, about).helpGroup(group);
-  return kind === 'list' ? option.argParser(addTo) : option;
-}
-
-function addTo(text: string, all: readonly string[] | undefined): readonly string[] {
-  return [...(all ?? []), text];
+  addTable(launch, LAUNCH_FLAGS);
+  launch.action((values: Readonly<Record<string, unknown>>) => run(readTable(LAUNCH_FLAGS, values)));
 }
 
 /** The flags of serve that say where the router is and what is shown to it. */
@@ -262,8 +252,4 @@ function readFlags(values: Readonly<Record<string, unknown>>): RawFlags {
     flags[name] = Array.isArray(value) ? value.map(String) : String(value);
   }
   return flags;
-}
-
-function camelCase(flag: string): string {
-  return flag.replaceAll(/-(.)/g, (_, letter: string) => letter.toUpperCase());
 }

@@ -74,6 +74,11 @@ export async function runCli(host: CliHost): Promise<number> {
       const { runPool } = await import('./pool-command.ts');
       return runPool(host, command.request);
     }
+    case 'bench': {
+      // Loaded only here: the other commands measure nothing.
+      const { runBench } = await import('./bench-command.ts');
+      return runBench(host, command.request);
+    }
     case 'serve':
       return serve(host, command.flags);
     case 'launch':

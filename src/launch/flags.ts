@@ -163,9 +163,9 @@ export const LAUNCH_FLAGS: readonly LaunchFlag[] = [
     inFile: true,
   },
 
-  { flag: 'bench', kind: 'switch', group: BENCH, about: 'send random requests when all is up, print figures, stop' },
-  { flag: 'bench-prompts', kind: 'value', value: 'n', group: BENCH, about: 'how many (10)' },
-  { flag: 'bench-input-len', kind: 'value', value: 'n', group: BENCH, about: 'words per prompt (200)' },
-  { flag: 'bench-output-len', kind: 'value', value: 'n', group: BENCH, about: 'tokens per answer (64)' },
-  { flag: 'bench-rate', kind: 'value', value: 'n', group: BENCH, about: 'requests a second, 0: all at once (2)' },
+  { flag: 'bench', kind: 'switch', group: BENCH, about: 'run baton bench serve when all is up, then stop' },
+  { flag: 'bench-prompts', kind: 'value', value: 'n', group: BENCH, about: 'how many (30)' },
+  { flag: 'bench-input-len', kind: 'value', value: 'n', group: BENCH, about: 'tokens per prompt, about (7500)' },
+  { flag: 'bench-output-len', kind: 'value', value: 'n', group: BENCH, about: 'tokens per answer (200)' },
+  { flag: 'bench-rate', kind: 'value', value: 'n', group: BENCH, about: 'requests a second, 0: all at once (1)' },
 ];

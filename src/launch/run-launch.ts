@@ -1,5 +1,8 @@
-import { runBench } from './bench.ts';
-import { formatBench } from './bench-report.ts';
+import { figuresOf } from '../bench/figures.ts';
+import { clientLimit } from '../bench/load.ts';
+import { runServe } from '../bench/serve.ts';
+import { serveReport } from '../bench/serve-report.ts';
+import { benchOf } from './bench.ts';
 import type { LaunchPlan, ProcessSpec } from './plan.ts';
 import type { Progress } from './progress.ts';
 import { Supervisor } from './supervisor.ts';
@@ -70,16 +73,22 @@ async function serve(run: LaunchRun, supervisor: Supervisor, stop: AbortSignal):
   return undefined;
 }
 
-async function bench({ plan, progress, out }: LaunchRun, settings: BenchSettings, stop: AbortSignal): Promise<Outcome> {
-  const { prompts, rate } = settings;
-  progress.line(`sending ${prompts} requests${rate === 0 ? ' at once' : `, ${rate} a second`}`);
+async function bench({ plan, progress, out }: LaunchRun, sent: BenchSettings, stop: AbortSignal): Promise<Outcome> {
+  const settings = benchOf(plan.url, sent, Date.now());
   try {
-    const result = await runBench(plan.url, settings, stop);
+    const outcome = await runServe(settings, {
+      signal: stop,
+      tell: (line) => progress.line(line),
+      bar: () => ({ step: () => undefined, end: () => undefined }),
+    });
     // Requests that were cut off say nothing of the engines.
     if (stop.aborted) return 'stopped';
-    for (const error of result.errors) progress.line(`a request failed: ${error}`);
-    out(formatBench(result));
-    return result.errors.length === 0 ? 'done' : 'failed';
+    const errors = outcome.samples.flatMap(({ error }) => error ?? []);
+    for (const error of errors) progress.line(`a request failed: ${error}`);
+    out(serveReport(figuresOf(outcome.samples, outcome.durationMs, settings.percentiles), settings));
+    const limit = clientLimit(outcome);
+    if (limit !== undefined) progress.line(limit);
+    return errors.length === 0 ? 'done' : 'failed';
   } catch (error) {
     if (stop.aborted) return 'stopped';
     progress.line(`the benchmark failed: ${error instanceof Error ? error.message : String(error)}`);

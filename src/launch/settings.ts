@@ -185,10 +185,10 @@ function readInstances(
 
 function readBench(pick: Pick, isSet: (flag: string) => boolean, problems: Problem[]): BenchSettings | undefined {
   const bench: BenchSettings = {
-    prompts: pick('bench-prompts', countParser(1, 100_000), 10).value,
-    inputWords: pick('bench-input-len', countParser(1, 1_000_000), 200).value,
-    outputTokens: pick('bench-output-len', countParser(1, 1_000_000), 64).value,
-    rate: pick('bench-rate', parseRate, 2).value,
+    prompts: pick('bench-prompts', countParser(1, 100_000), 30).value,
+    inputTokens: pick('bench-input-len', countParser(1, 1_000_000), 7500).value,
+    outputTokens: pick('bench-output-len', countParser(1, 1_000_000), 200).value,
+    rate: pick('bench-rate', parseRate, 1).value,
   };
   if (isSet('bench')) return bench;
   const extra = LAUNCH_FLAGS.find(({ flag }) => flag.startsWith('bench-') && isSet(flag));

@@ -31,7 +31,8 @@ export type InstancePort = 'port' | 'side_port' | 'init_port' | 'alloc_port';
 /** What the benchmark sends. */
 export interface BenchSettings {
   readonly prompts: number;
-  readonly inputWords: number;
+  /** About. */
+  readonly inputTokens: number;
   readonly outputTokens: number;
   /** Requests a second; 0 sends all at once. */
   readonly rate: number;

@@ -101,8 +101,13 @@ const TABLE: Readonly<Record<string, Row>> = {
   sim: { areas: ['core'], packages: ['node:', '@whatwg-node/disposablestack'] },
   'sim/notice-socket': { packages: ['zeromq', '@msgpack/msgpack'] },
   roles: { areas: [EVERYTHING], packages: [EVERYTHING] },
-  launch: { areas: ['core', 'gen', 'config', 'obs'], packages: ['node:'] },
-  cli: { areas: ['roles', 'config', 'launch', 'sim', 'core', 'obs'], packages: ['commander', 'yaml', 'node:'] },
+  // Measures endpoints, with a client of its own.
+  bench: { areas: ['config', 'core'], packages: ['undici', 'node:'] },
+  launch: { areas: ['bench', 'core', 'gen', 'config', 'obs'], packages: ['node:'] },
+  cli: {
+    areas: ['roles', 'bench', 'config', 'launch', 'sim', 'core', 'obs'],
+    packages: ['commander', 'yaml', 'node:'],
+  },
   // Help for other programs: what is known of the commands, written down.
   'cli/describe': { packages: ['commander'] },
   'cli/explain': {
