@@ -51,7 +51,7 @@ function randomPrompts(
 }
 
 /** About so many bytes of a text are a token. */
-const BYTES_PER_TOKEN = 4;
+export const BYTES_PER_TOKEN = 4;
 const SHORTEST_BYTES = 16;
 
 function readShareGpt({ path, outputTokens }: Extract<Dataset, { name: 'sharegpt' }>): readonly Prompt[] {

@@ -2,12 +2,15 @@ import { writeFileSync } from 'node:fs';
 import { resolve } from 'node:path';
 import { figuresOf } from '../bench/figures.ts';
 import { clientLimit } from '../bench/load.ts';
+import { runMultiTurn } from '../bench/multi-turn.ts';
+import { readMultiTurnSettings } from '../bench/multi-turn-settings.ts';
 import { createBar } from '../bench/progress-bar.ts';
-import { runServe, type ServeOutcome } from '../bench/serve.ts';
+import { runServe, type ServeOutcome, type ServeRun } from '../bench/serve.ts';
 import { serveReport } from '../bench/serve-report.ts';
 import { resultName, serveResult } from '../bench/serve-result.ts';
 import { readServeSettings, type ServeSettings } from '../bench/serve-settings.ts';
-import { formatProblem } from '../config/problem.ts';
+import { turnFigures, turnReport } from '../bench/turn-report.ts';
+import { formatProblem, type Problem } from '../config/problem.ts';
 import type { BenchRequest } from './bench-parse.ts';
 import { FAILED, OK, USAGE } from './exit-codes.ts';
 
@@ -27,7 +30,7 @@ export async function runBench(host: BenchHost, request: BenchRequest): Promise<
   const stop = new AbortController();
   void host.stopRequested().then(() => stop.abort());
   try {
-    return await serve(host, request.flags, stop.signal);
+    return await ACTIONS[request.action](host, request.flags, stop.signal);
   } catch (error) {
     host.err(
       stop.signal.aborted
@@ -38,18 +41,44 @@ export async function runBench(host: BenchHost, request: BenchRequest): Promise<
   }
 }
 
-async function serve(host: BenchHost, flags: BenchRequest['flags'], signal: AbortSignal): Promise<number> {
-  const read = readServeSettings(flags, host.env['OPENAI_API_KEY']);
-  if (read.kind === 'error') {
-    for (const problem of read.problems) host.err(`${formatProblem(problem)}\n`);
-    return USAGE;
+type Action = (host: BenchHost, flags: BenchRequest['flags'], signal: AbortSignal) => Promise<number>;
+
+const ACTIONS: Readonly<Record<BenchRequest['action'], Action>> = { serve, 'multi-turn': multiTurn };
+
+async function multiTurn(host: BenchHost, flags: BenchRequest['flags'], signal: AbortSignal): Promise<number> {
+  const read = readMultiTurnSettings(flags, host.env);
+  if (read.kind === 'error') return refuse(host, read.problems);
+  const { settings } = read;
+  const outcome = await runMultiTurn(settings, around(host, signal));
+  const { turns } = outcome;
+  if (signal.aborted) host.err(`interrupted: ${turns.length} requests had ended\n`);
+  for (const line of [...errorLines(outcome.errors), ...limitLines({ busy: outcome.busy, lateMs: 0 })]) {
+    host.err(`${line}\n`);
   }
-  const { settings, save } = read;
-  const outcome = await runServe(settings, {
+  if (turns.length > 0) host.out(turnReport(settings, outcome));
+  if (settings.output !== undefined) write(host, settings.output, outcome.held);
+  if (settings.statsFile !== undefined) write(host, settings.statsFile, turns.map(turnFigures));
+  return turns.length > 0 && !signal.aborted ? OK : FAILED;
+}
+
+function refuse(host: BenchHost, problems: readonly Problem[]): number {
+  for (const problem of problems) host.err(`${formatProblem(problem)}\n`);
+  return USAGE;
+}
+
+function around(host: BenchHost, signal: AbortSignal): ServeRun {
+  return {
     signal,
     tell: (line) => host.err(`${line}\n`),
     bar: (total) => createBar({ total, terminal: host.terminal, write: (text) => host.err(text) }),
-  });
+  };
+}
+
+async function serve(host: BenchHost, flags: BenchRequest['flags'], signal: AbortSignal): Promise<number> {
+  const read = readServeSettings(flags, host.env['OPENAI_API_KEY']);
+  if (read.kind === 'error') return refuse(host, read.problems);
+  const { settings, save } = read;
+  const outcome = await runServe(settings, around(host, signal));
   const figures = figuresOf(outcome.samples, outcome.durationMs, settings.percentiles);
   for (const line of remarks(outcome, settings, signal)) host.err(`${line}\n`);
   host.out(serveReport(figures, settings));
@@ -66,20 +95,31 @@ const ERRORS_SHOWN = 5;
 
 /** What one should know before one believes the figures. */
 function remarks(outcome: ServeOutcome, { prompts }: ServeSettings, signal: AbortSignal): readonly string[] {
-  const errors = Map.groupBy(
-    outcome.samples.flatMap(({ error }) => error ?? []),
-    (error) => error,
-  );
-  const shown = [...errors].slice(0, ERRORS_SHOWN);
-  const limit = clientLimit(outcome);
-  const uncounted = outcome.samples.some(({ error, inputTokens }) => error === undefined && inputTokens === undefined);
+  const { samples } = outcome;
+  const isUncounted = samples.some(({ error, inputTokens }) => error === undefined && inputTokens === undefined);
   return [
-    ...(signal.aborted ? [`interrupted: ${outcome.samples.length} of ${prompts} requests had ended`] : []),
-    ...shown.map(([error, all]) => `${all.length} failed: ${error}`),
-    ...(errors.size > shown.length ? [`and ${errors.size - shown.length} other errors`] : []),
-    ...(uncounted ? ['the endpoint tells no usage: input tokens are not counted, and an event counts as a token'] : []),
-    ...(limit === undefined ? [] : [limit]),
+    ...(signal.aborted ? [`interrupted: ${samples.length} of ${prompts} requests had ended`] : []),
+    ...errorLines(samples.flatMap(({ error }) => error ?? [])),
+    ...(isUncounted
+      ? ['the endpoint tells no usage: input tokens are not counted, and an event counts as a token']
+      : []),
+    ...limitLines(outcome),
   ];
+}
+
+/** The first few kinds of errors, each with its number. */
+function errorLines(errors: readonly string[]): readonly string[] {
+  const kinds = [...Map.groupBy(errors, (error) => error)];
+  const more = kinds.length - ERRORS_SHOWN;
+  return [
+    ...kinds.slice(0, ERRORS_SHOWN).map(([error, all]) => `${all.length} failed: ${error}`),
+    ...(more > 0 ? [`and ${more} other errors`] : []),
+  ];
+}
+
+function limitLines(signs: Parameters<typeof clientLimit>[0]): readonly string[] {
+  const limit = clientLimit(signs);
+  return limit === undefined ? [] : [limit];
 }
 
 function write(host: BenchHost, file: string, result: object): void {

@@ -1,10 +1,10 @@
 import type { Command } from 'commander';
-import { type BenchFlagValues, SERVE_FLAGS } from '../bench/flags.ts';
+import { type BenchFlagValues, MULTI_TURN_FLAGS, SERVE_FLAGS } from '../bench/flags.ts';
 import { addTable, readTable } from './flag-table.ts';
 
 /** What `baton bench` is to do. */
 export interface BenchRequest {
-  readonly action: 'serve';
+  readonly action: 'serve' | 'multi-turn';
   readonly flags: BenchFlagValues;
 }
 
@@ -12,6 +12,12 @@ const SERVE_HELP = `
 One request after the other to an endpoint on this machine, twenty of them:
   baton bench serve --port 8000 --num-prompts 20 --max-concurrency 1
 Ctrl-C ends it and prints what was measured until then. docs/benchmark.md tells what each figure means.
+`;
+
+const MULTI_TURN_HELP = `
+Conversations of a file through baton, four at a time:
+  baton bench multi-turn -i conversations.json -u http://127.0.0.1:8000 -p 4 --send-conversation-id
+docs/benchmark.md has the form of the file.
 `;
 
 /** Adds `baton bench` and its commands. */
@@ -28,5 +34,14 @@ export function addBenchCommand(program: Command, run: (request: BenchRequest) =
   addTable(serve, SERVE_FLAGS);
   serve.action((values: Readonly<Record<string, unknown>>) =>
     run({ action: 'serve', flags: readTable(SERVE_FLAGS, values) }),
+  );
+  const multiTurn = bench
+    .command('multi-turn')
+    .summary("hold conversations, and print the table of vLLM's multi-turn client")
+    .description("Holds conversations and prints the table of vLLM's multi-turn client, and what reuse saved.")
+    .addHelpText('after', MULTI_TURN_HELP);
+  addTable(multiTurn, MULTI_TURN_FLAGS);
+  multiTurn.action((values: Readonly<Record<string, unknown>>) =>
+    run({ action: 'multi-turn', flags: readTable(MULTI_TURN_FLAGS, values) }),
   );
 }
