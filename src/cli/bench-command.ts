@@ -1,10 +1,14 @@
 import { writeFileSync } from 'node:fs';
 import { resolve } from 'node:path';
+import { compareReport } from '../bench/compare.ts';
 import { figuresOf } from '../bench/figures.ts';
+import type { BenchFlagValues } from '../bench/flags.ts';
 import { clientLimit } from '../bench/load.ts';
 import { runMultiTurn } from '../bench/multi-turn.ts';
 import { readMultiTurnSettings } from '../bench/multi-turn-settings.ts';
+import { plotHtml, plotSvg } from '../bench/plot.ts';
 import { createBar } from '../bench/progress-bar.ts';
+import { readResult } from '../bench/saved-result.ts';
 import { runServe, type ServeOutcome, type ServeRun } from '../bench/serve.ts';
 import { serveReport } from '../bench/serve-report.ts';
 import { resultName, serveResult } from '../bench/serve-result.ts';
@@ -30,6 +34,7 @@ export async function runBench(host: BenchHost, request: BenchRequest): Promise<
   const stop = new AbortController();
   void host.stopRequested().then(() => stop.abort());
   try {
+    if (request.action === 'compare') return compare(host, request);
     return await ACTIONS[request.action](host, request.flags, stop.signal);
   } catch (error) {
     host.err(
@@ -41,11 +46,14 @@ export async function runBench(host: BenchHost, request: BenchRequest): Promise<
   }
 }
 
-type Action = (host: BenchHost, flags: BenchRequest['flags'], signal: AbortSignal) => Promise<number>;
+type Action = (host: BenchHost, flags: BenchFlagValues, signal: AbortSignal) => Promise<number>;
 
-const ACTIONS: Readonly<Record<BenchRequest['action'], Action>> = { serve, 'multi-turn': multiTurn };
+const ACTIONS: Readonly<Record<Exclude<BenchRequest['action'], 'compare'>, Action>> = {
+  serve,
+  'multi-turn': multiTurn,
+};
 
-async function multiTurn(host: BenchHost, flags: BenchRequest['flags'], signal: AbortSignal): Promise<number> {
+async function multiTurn(host: BenchHost, flags: BenchFlagValues, signal: AbortSignal): Promise<number> {
   const read = readMultiTurnSettings(flags, host.env);
   if (read.kind === 'error') return refuse(host, read.problems);
   const { settings } = read;
@@ -61,6 +69,13 @@ async function multiTurn(host: BenchHost, flags: BenchRequest['flags'], signal: 
   return turns.length > 0 && !signal.aborted ? OK : FAILED;
 }
 
+function compare(host: BenchHost, { files: [a, b], plot }: Extract<BenchRequest, { action: 'compare' }>): number {
+  const [before, after] = [readResult(a), readResult(b)];
+  host.out(compareReport(before, after));
+  if (plot !== undefined) writeText(host, plot, (plot.endsWith('.html') ? plotHtml : plotSvg)([before, after]));
+  return OK;
+}
+
 function refuse(host: BenchHost, problems: readonly Problem[]): number {
   for (const problem of problems) host.err(`${formatProblem(problem)}\n`);
   return USAGE;
@@ -74,7 +89,7 @@ function around(host: BenchHost, signal: AbortSignal): ServeRun {
   };
 }
 
-async function serve(host: BenchHost, flags: BenchRequest['flags'], signal: AbortSignal): Promise<number> {
+async function serve(host: BenchHost, flags: BenchFlagValues, signal: AbortSignal): Promise<number> {
   const read = readServeSettings(flags, host.env['OPENAI_API_KEY']);
   if (read.kind === 'error') return refuse(host, read.problems);
   const { settings, save } = read;
@@ -123,8 +138,12 @@ function limitLines(signs: Parameters<typeof clientLimit>[0]): readonly string[]
 }
 
 function write(host: BenchHost, file: string, result: object): void {
+  writeText(host, file, `${JSON.stringify(result)}\n`);
+}
+
+function writeText(host: BenchHost, file: string, text: string): void {
   try {
-    writeFileSync(file, `${JSON.stringify(result)}\n`);
+    writeFileSync(file, text);
   } catch (error) {
     throw new Error(`${file} cannot be written: ${error instanceof Error ? error.message : String(error)}`, {
       cause: error,

@@ -3,10 +3,9 @@ import { type BenchFlagValues, MULTI_TURN_FLAGS, SERVE_FLAGS } from '../bench/fl
 import { addTable, readTable } from './flag-table.ts';
 
 /** What `baton bench` is to do. */
-export interface BenchRequest {
-  readonly action: 'serve' | 'multi-turn';
-  readonly flags: BenchFlagValues;
-}
+export type BenchRequest =
+  | { readonly action: 'serve' | 'multi-turn'; readonly flags: BenchFlagValues }
+  | { readonly action: 'compare'; readonly files: readonly [string, string]; readonly plot: string | undefined };
 
 const SERVE_HELP = `
 One request after the other to an endpoint on this machine, twenty of them:
@@ -44,4 +43,14 @@ export function addBenchCommand(program: Command, run: (request: BenchRequest) =
   multiTurn.action((values: Readonly<Record<string, unknown>>) =>
     run({ action: 'multi-turn', flags: readTable(MULTI_TURN_FLAGS, values) }),
   );
+  bench
+    .command('compare')
+    .summary('lay two saved results beside each other')
+    .description('Prints the figures of two saved results, and their differences with 95 % confidence intervals.')
+    .argument('<a>', 'JSON of --save-result or --stats-json-output')
+    .argument('<b>', 'what is compared with it')
+    .option('--plot <file>', 'also draw both, as an SVG, or as a page where the name ends in .html')
+    .action((a: string, b: string, { plot }: { readonly plot?: string }) =>
+      run({ action: 'compare', files: [a, b], plot }),
+    );
 }
