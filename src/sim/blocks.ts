@@ -18,8 +18,11 @@ export class BlockPool {
   private readonly previous: Int32Array;
   private readonly keys: (number | undefined)[];
   private readonly cached = new Map<number, number>();
+  private readonly caches: boolean;
 
-  constructor(numBlocks: number, blockSize: number) {
+  /** `caches` false: no block is found again by what it holds. */
+  constructor(numBlocks: number, blockSize: number, caches = true) {
+    this.caches = caches;
     this.numBlocks = numBlocks;
     this.blockSize = blockSize;
     this.tokens = new Int32Array(numBlocks * blockSize).fill(emptySlot);
@@ -91,7 +94,7 @@ export class BlockPool {
 
   /** Files a full block under its key; the first block filed under a key stays. */
   file(id: number, key: number): void {
-    if (this.keys[id] !== undefined || this.cached.has(key)) return;
+    if (!this.caches || this.keys[id] !== undefined || this.cached.has(key)) return;
     this.keys[id] = key;
     this.cached.set(key, id);
   }

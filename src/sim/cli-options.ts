@@ -98,6 +98,14 @@ export const simFlags: readonly SimFlag[] = [
     default: '480',
   },
   {
+    flag: 'prefix-caching',
+    kind: 'text',
+    value: 'mode',
+    description: 'what one request computed is found by the next',
+    default: 'on',
+    choices: ['on', 'off'],
+  },
+  {
     flag: 'bidirectional',
     kind: 'switch',
     value: '',
@@ -226,6 +234,7 @@ export function readSimOptions(values: SimFlagValues): SimOptions {
     maxNumSeqs: number('max-num-seqs'),
     kvLeaseMs: number('kv-lease', 1000),
     decoderTtlMs: number('decoder-ttl', 1000),
+    prefixCaching: choice('prefix-caching', ['on', 'off']) === 'on',
     bidirectional: values['bidirectional'] === true || values['bidirectional'] === 'true',
     recomputeThreshold: number('recompute-threshold'),
     policy: choice('policy', ['fail', 'recompute']),

@@ -60,7 +60,7 @@ export class Engine {
     this.engineId = engineId;
     this.startedAt = startedAt;
     this.onDeath = onDeath;
-    this.pool = new BlockPool(config.numBlocks, config.blockSize);
+    this.pool = new BlockPool(config.numBlocks, config.blockSize, config.prefixCaching);
     this.pins = new PinTable(this.pool, config.clock, () => this.queue.pump());
     this.queue = new RunQueue(config.maxNumSeqs, {
       isDead: () => this.dead,

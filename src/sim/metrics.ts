@@ -53,7 +53,7 @@ export function renderMetrics(engines: readonly Engine[], config: SimConfig, sta
       {
         block_size: String(config.blockSize),
         cache_dtype: 'auto',
-        enable_prefix_caching: 'True',
+        enable_prefix_caching: config.prefixCaching ? 'True' : 'False',
         engine: String(rank),
         num_gpu_blocks: String(config.numBlocks),
       },

@@ -54,6 +54,8 @@ export interface SimOptions {
   readonly kvLeaseMs?: number;
   readonly decoderTtlMs?: number;
   readonly bidirectional?: boolean;
+  /** False: nothing of one request is found by the next, as with vLLM's --no-enable-prefix-caching. */
+  readonly prefixCaching?: boolean;
   readonly recomputeThreshold?: number;
   readonly policy?: LoadFailurePolicy;
   /** After an EOS before the length limit the handle also covers the EOS token itself, as with async scheduling. */
@@ -128,6 +130,7 @@ export interface SimConfig {
   readonly kvLeaseMs: number;
   readonly decoderTtlMs: number;
   readonly bidirectional: boolean;
+  readonly prefixCaching: boolean;
   readonly recomputeThreshold: number;
   readonly policy: LoadFailurePolicy;
   readonly asyncScheduling: boolean;
@@ -198,6 +201,7 @@ export function resolveOptions(options: SimOptions): SimConfig {
     kvLeaseMs: options.kvLeaseMs ?? 30_000,
     decoderTtlMs: options.decoderTtlMs ?? 480_000,
     bidirectional: options.bidirectional ?? false,
+    prefixCaching: options.prefixCaching ?? true,
     recomputeThreshold: options.recomputeThreshold ?? 64,
     policy: options.policy ?? 'fail',
     asyncScheduling: options.asyncScheduling ?? false,

@@ -1,5 +1,6 @@
 import { describe, expect, test } from 'vitest';
 import { parse } from 'yaml';
+import { benchOf } from '../../src/launch/bench.ts';
 import { formatPlan } from '../../src/launch/dry-run.ts';
 import { findPlanProblems } from '../../src/launch/plan.ts';
 import { planOf, resolveLaunch, settingsOf } from '../support/launch-parts.ts';
@@ -331,5 +332,19 @@ describe('mistakes in flags', () => {
     expect(mistakes({ connector: 'lmcache' }, gap)).toEqual([
       expect.stringMatching(/^t\.yaml:4:20: .* init_port of decoder2 is 7301, got 7305$/),
     ]);
+  });
+});
+
+test("--bench sends what the benchmark of LMCache's example does", () => {
+  const { bench } = settingsOf({ bench: 'true' });
+  expect(bench && benchOf('http://127.0.0.1:9100', bench, 7)).toMatchObject({
+    baseUrl: 'http://127.0.0.1:9100',
+    endpoint: '/v1/completions',
+    dataset: { name: 'random', inputTokens: 7500, outputTokens: 200 },
+    prompts: 30,
+    rate: 1,
+    burstiness: 100,
+    ignoreEos: true,
+    seed: 7,
   });
 });

@@ -26,6 +26,13 @@ test('any order of takes and releases keeps every block either free or owned, an
   );
 });
 
+test('without prefix caching nothing is found again', () => {
+  const pool = new BlockPool(4, 2, false);
+  const [id = 0] = pool.take([], 1) ?? [];
+  pool.file(id, 100);
+  expect(pool.findPrefix([100], 1)).toEqual([]);
+});
+
 test('a cached prefix survives its release until the block is used again, tails first', () => {
   const pool = new BlockPool(4, 2);
   const blocks = pool.take([], 3) ?? [];
