@@ -153,6 +153,23 @@ export function goesAsTokenIds(api: Api, body: Uint8Array, scan: ScannedObject, 
   return only?.type === 'string' && others.length === 0;
 }
 
+/**
+ * Whether each engine renders this prompt for itself although it could be told its token ids afterwards: what the two made of
+ * it is to be compared. False where nothing is rendered, as the prompt is token ids already.
+ */
+export function isRenderedByEach(
+  api: Api,
+  body: Uint8Array,
+  scan: ScannedObject,
+  unproven: readonly string[],
+): boolean {
+  if (!mayAskForTokenIds(api, unproven)) return false;
+  if (api === 'chat.completions') return true;
+  const prompt = findMember(scan, 'prompt');
+  if (prompt?.type !== 'array') return prompt?.type === 'string';
+  return scanArray(body, prompt.valueStart, prompt.valueEnd)?.[0]?.type === 'string';
+}
+
 /** The members that a call of `/tokenize` takes from the client's body. */
 export function tokenizeDrops(api: Api, scan: ScannedObject): ReadonlySet<string> {
   const keys = scan.members.map(({ key }) => key);

@@ -299,7 +299,8 @@ class HandOver {
       mayAskForTokenIds(api, unprovenMembers) &&
       this.#isProvable(input.prefilled);
     const isWhole = captureTokens && this.#plan.wholeDecode && facts.stream;
-    const edits = this.#editsFor(target, input, captureTokens);
+    const asksForTokens = captureTokens || isCompared(target, input);
+    const edits = this.#editsFor(target, input, asksForTokens);
     const { request, auth } = this.#book.makeRequest(Leg.DECODE, target, isWhole ? unstreamed(edits) : edits, fresh);
     // Connecting takes time, too.
     const usableUntil = input?.prefilled.usableUntil ?? Number.POSITIVE_INFINITY;
@@ -314,8 +315,8 @@ class HandOver {
     const result = await runDecodeLeg(engines, timely, this.#sink, {
       ...this.#book.decodeOptions(target),
       auth,
-      ...(captureTokens && !facts.returnTokenIds ? { mute: MUTE_TOKENS } : {}),
-      captureTokens,
+      ...(asksForTokens && !facts.returnTokenIds ? { mute: MUTE_TOKENS } : {}),
+      captureTokens: asksForTokens,
       streamed: facts.stream && !isWhole,
       ...(isWhole ? { toStream: (reply: Uint8Array) => this.#toStream(reply) } : {}),
       severalChoices: facts.localReasons.some((reason) => SEVERAL_CHOICES.has(reason)),
@@ -332,12 +333,12 @@ class HandOver {
     return this.#request.media === undefined || promptTokenIds.length > 0;
   }
 
-  #editsFor(target: Target, input: DecodeInput, captureTokens: boolean): Edits {
+  #editsFor(target: Target, input: DecodeInput, asksForTokens: boolean): Edits {
     if (input === undefined || this.#connector === undefined) return this.#aloneEdits(target);
     const { handle, prefilled } = input;
-    const { api, media } = this.#request;
-    const promptTokenIds = media === undefined && takesTokenIds(target) ? prefilled.promptTokenIds : [];
-    return this.#connector.decode({ api, handle, promptTokenIds, captureTokens });
+    const { api } = this.#request;
+    const promptTokenIds = !prefilled.isRendered && takesTokenIds(target) ? prefilled.promptTokenIds : [];
+    return this.#connector.decode({ api, handle, promptTokenIds, captureTokens: asksForTokens });
   }
 
   /**
@@ -359,6 +360,16 @@ class HandOver {
     if (stream?.hasMore === true) this.#deps.streamsOnly.add(facts.model);
     return stream?.events;
   }
+}
+
+/**
+ * Whether D tells what it made of a prompt that it rendered itself. It may be another process than the one that was planned
+ * for, with another template: its pull of P's blocks would give fluent text for the wrong prompt.
+ */
+function isCompared(target: Target, input: DecodeInput): boolean {
+  if (input === undefined) return false;
+  const { isRendered, promptTokenIds } = input.prefilled;
+  return isRendered && promptTokenIds.length > 0 && takesTokenIds(target);
 }
 
 /** The same leg without streaming. */

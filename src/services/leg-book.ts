@@ -263,7 +263,8 @@ export class LegBook {
     this.#unreported = this.legs.length;
     const raw = final ? reply?.kvTransferParams : undefined;
     const handle = raw === undefined ? undefined : decodeKvTransferParams(raw);
-    const chain = handle === undefined || reply === undefined ? undefined : this.#chainOf(reply);
+    const isProven = handle !== undefined && reply !== undefined && this.plan.captureTokens;
+    const chain = isProven ? this.#chainOf(reply) : undefined;
     const message = create(ReportOutcomeRequestSchema, {
       planId: this.plan.planId,
       legs,

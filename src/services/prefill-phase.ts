@@ -3,7 +3,7 @@ import type { HandleConnector, PrefillReading, WarmHandle } from '../connectors/
 import { BatonError } from '../core/errors.ts';
 import { findMember } from '../core/json-scan.ts';
 import { type Lease, mayReadLate, readableUntil } from '../core/lease.ts';
-import { goesAsTokenIds, PROVEN_VERSIONS } from '../core/prompt-members.ts';
+import { goesAsTokenIds, isRenderedByEach, PROVEN_VERSIONS } from '../core/prompt-members.ts';
 import { readReply } from '../core/reply.ts';
 import { beginsWithIds, isSameIds } from '../core/token-ids.ts';
 import type { ClientSink } from './client-sink.ts';
@@ -33,6 +33,8 @@ export interface Prefilled {
   readonly lease: Lease;
   /** The prompt's token ids, where P was given them or reported them. */
   readonly promptTokenIds: readonly number[];
+  /** D renders the prompt for itself, whatever ids it is given: what it comes to is compared with those of P. */
+  readonly isRendered: boolean;
 }
 
 /** What the prefill legs of a request came to. */
@@ -69,7 +71,10 @@ export class PrefillPhase {
   readonly #sink: ClientSink;
   readonly #book: LegBook;
   readonly #connector: HandleConnector;
+  /** The legs carry the prompt's token ids. */
   readonly #forwards: boolean;
+  /** Both engines render the prompt, and are asked what they made of it. */
+  readonly #compares: boolean;
   #warm: Warm | undefined;
   #prompt: KnownPrompt;
 
@@ -91,6 +96,7 @@ export class PrefillPhase {
     this.#prompt = prompt;
     const { api, body, scan, unprovenMembers } = request;
     this.#forwards = deps.forwardTokenIds && goesAsTokenIds(api, body, scan, unprovenMembers);
+    this.#compares = !this.#forwards && isRenderedByEach(api, body, scan, unprovenMembers);
   }
 
   /** @param startFresh true after a reset: every leg then has a connection of its own. */
@@ -145,7 +151,7 @@ export class PrefillPhase {
       facts,
       target: toLegTarget(target),
       promptTokenIds: forwards && this.#prompt.instanceIds.has(target.instanceId) ? this.#prompt.tokenIds : [],
-      reportTokenIds: forwards ? takesTokenIds(decode) : this.#tells(target),
+      reportTokenIds: (forwards || (this.#compares && takesTokenIds(target))) && takesTokenIds(decode),
       hasMaxCompletionTokens: findMember(scan, 'max_completion_tokens') !== undefined,
       ...(warm === undefined ? {} : { warm: warm.handle }),
     });
@@ -220,17 +226,12 @@ export class PrefillPhase {
     const lease = { endsAt: reply.startedAt + ms, ms };
     const isGiven = compared.length > 0 && warm?.handle.isRendered !== true;
     const promptTokenIds = isGiven ? compared : this.#reported(facts);
-    return { kind: 'handle', raw, target, usableUntil, lease, promptTokenIds };
-  }
-
-  /** Media are rendered by each engine: what the turn leaves is proven only if P and D tell of the same prompt. */
-  #tells(target: Target): boolean {
-    return this.#request.media !== undefined && this.#book.plan.captureTokens && takesTokenIds(target);
+    return { kind: 'handle', raw, target, usableUntil, lease, promptTokenIds, isRendered: this.#compares && !isGiven };
   }
 
   /** The ids by which D need not render the prompt again, or with which its own are compared; none where they are not all of it. */
   #reported(facts: ReturnType<typeof readReply>): readonly number[] {
-    if ((!this.#forwards && this.#request.media === undefined) || facts.kind !== 'ok') return [];
+    if ((!this.#forwards && !this.#compares) || facts.kind !== 'ok') return [];
     const { promptTokenIds = [], usage } = facts;
     return usage === undefined || usage.promptTokens === promptTokenIds.length ? promptTokenIds : [];
   }

@@ -148,12 +148,17 @@ describe.each([
   });
 });
 
-test('what a link leads to is read by each engine for itself: nothing is reused', async () => {
-  let shown = 'morning';
-  const server = createServer((_, response) => response.end(shown)).listen(0, '127.0.0.1');
+/** The URL of a server whose pictures show what `shown` says of their paths. */
+async function pictures(shown: (path: string) => string): Promise<string> {
+  const server = createServer(({ url = '' }, response) => response.end(shown(url))).listen(0, '127.0.0.1');
   await once(server, 'listening');
   onTestFinished(() => void server.close());
-  const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}/webcam`;
+  return `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+}
+
+test('what a link leads to is read by each engine for itself: nothing is reused', async () => {
+  let shown = 'morning';
+  const url = `${await pictures(() => shown)}/webcam`;
   const extra = { conversation_id: 'linked' };
   const first = await goOn([picture(url, long('webcam'))], user('And now?'), extra);
   shown = 'evening';
@@ -216,14 +221,24 @@ describe('an engine renders another prompt', () => {
     await expectBreach(baton, front.url);
   });
 
-  test.each([false, true])('decode, stream %s: nothing of its reply is shown, another one answers', async (stream) => {
-    const { baton, front } = await startWith('decode', () => true);
-    for (const name of ['a', 'b']) {
-      const { text, right } = await turn([picture(inline(name), long(`decodes ${name}`))], { stream }, baton);
-      expect(text).toBe(right);
-    }
-    await expectBreach(baton, front.url);
-  });
+  test.each([
+    ['inline', false],
+    ['inline', true],
+    ['linked', false],
+    ['linked', true],
+  ] as const)(
+    'decode, %s picture, stream %s: nothing of its reply is shown, another one answers',
+    async (how, stream) => {
+      const { baton, front } = await startWith('decode', () => true);
+      const server = await pictures((path) => path);
+      for (const name of ['a', 'b']) {
+        const url = how === 'inline' ? inline(name) : `${server}/${name}`;
+        const { text, right } = await turn([picture(url, long(`decodes ${name}`))], { stream }, baton);
+        expect(text).toBe(right);
+      }
+      await expectBreach(baton, front.url);
+    },
+  );
 });
 
 test('without the guard the second picture gets the answer of the first', async () => {

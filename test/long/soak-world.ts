@@ -232,9 +232,12 @@ export class SoakWorld implements AsyncDisposable {
     const generation = (await this.#instance(instanceId)).incarnation?.generation ?? 0;
     if (!isRude) {
       await poolRegistry.drainInstance({ instanceId, reason: 'rollout' });
-      const isIdle = () => {
+      // An engine that stands idle may be what a prompt is computed for at this moment.
+      const isIdle = async () => {
         const { running, waiting, loading } = sim.state();
-        return running + waiting + loading === 0 ? true : undefined;
+        if (running + waiting + loading > 0) return undefined;
+        const metrics = await (await fetch(`${this.adminUrl}/metrics`)).text();
+        return metrics.includes(`baton_instance_legs{engine="${instanceId}"`) ? undefined : true;
       };
       await until(isIdle, 20_000);
     }
