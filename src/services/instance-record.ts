@@ -322,7 +322,9 @@ export class InstanceRecord {
     // Only a probe that was to read the details of this process may stand for them.
     const wasUp = this.#up === 'up';
     this.#recheck = newLife && wasUp && result.models === undefined;
-    this.#rise(now);
+    // What it serves, and with which template, is known with the next probe; it may be another engine's place by now.
+    if (this.#recheck && !this.#isDraining) this.#waitForDetails();
+    else this.#rise(now);
     this.#signs.heard(now);
     this.#failures = 0;
     this.#fastRetries = 0;
@@ -369,6 +371,12 @@ export class InstanceRecord {
     }
     this.#up = 'up';
     this.#reason = 'probe_ok';
+    this.#passingSince = undefined;
+  }
+
+  #waitForDetails(): void {
+    this.#up = 'down';
+    this.#reason = 'restarted';
     this.#passingSince = undefined;
   }
 

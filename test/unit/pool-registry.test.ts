@@ -339,6 +339,17 @@ describe('incarnation', () => {
     expect(generation()).toBe(2);
   });
 
+  it('is not ready before its details are known: the process before may have had another template', async () => {
+    const { clock, world, registry, only, state } = setUp();
+    world.reply = async () => ({ ...good({ processStartSeconds: 100 }), version: '0.32.0' });
+    await clock.pass(0);
+    const seen: string[] = [];
+    registry.onChange(() => seen.push(`${state()} ${only().engine?.version}`));
+    world.reply = async () => ({ ...good({ processStartSeconds: 200 }), version: '0.33.0' });
+    await clock.pass(5000);
+    expect(seen).toEqual(['suspect restarted ', 'ready probe_ok 0.33.0']);
+  });
+
   it('is a new one after a refused connection where the engine has no start time', async () => {
     const { clock, world, registry, generation } = setUp();
     world.reply = async () => good({});
