@@ -23,6 +23,7 @@ import type { Tracer } from '../obs/tracer.ts';
 import { POLICIES } from '../policies/index.ts';
 import { neverReached } from '../rpc/errors.ts';
 import type { FirstTokenDeps } from '../services/first-token-deps.ts';
+import { isSameLife } from '../services/instance-record.ts';
 import type { InstanceView } from '../services/instance-view.ts';
 import { ReportSender } from '../services/report-sender.ts';
 import { RetryBudget } from '../services/retry-budget.ts';
@@ -115,7 +116,8 @@ function generateDeps(parts: FacadeParts): () => GenerateDeps {
     return {
       handOver: {
         router,
-        ...(routerCheck === undefined ? {} : { routerCheck }),
+        // The trials of a router elsewhere stay with it; what gives handles back here must know who reads.
+        ...(routerCheck === undefined ? {} : { routerCheck, noteRead: view.noteBidirectional }),
         reports,
         engines,
         connectors: CONNECTORS,
@@ -126,6 +128,10 @@ function generateDeps(parts: FacadeParts): () => GenerateDeps {
         engineHeaders,
         chainOf: (tokenIds, seed) => create(TokenChainSchema, buildChain(tokenIds, seed, sha256)),
         silences,
+        isAsPlanned: ({ instanceId, incarnation: planned }) => {
+          const incarnation = view.snapshot().find(({ id }) => id === instanceId)?.incarnation;
+          return planned === undefined || incarnation === undefined || isSameLife(planned, incarnation);
+        },
         noteAlive: (id) => {
           silences.noteAlive(id);
           view.notePassive(id, 'ok');

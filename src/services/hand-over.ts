@@ -97,6 +97,10 @@ export interface HandOverDeps {
   /** Headers with the credential for an instance, and whose it is. */
   readonly engineHeaders: (instanceId: string, authorization: string | undefined) => EngineHeaders;
   readonly silences: Pick<SilenceWatch, 'of' | 'silentForMs'>;
+  /** Whether the process that a plan names still has its place, as far as this facade knows. */
+  readonly isAsPlanned: (target: Target) => boolean;
+  /** Told whether an instance answered a leg with a stored handle, or hung on it; absent where the router in this process is. */
+  readonly noteRead?: (instanceId: string, state: 'on' | 'off') => void;
   /** Told whenever an instance has sent something. */
   readonly noteAlive: (instanceId: string) => void;
   /** The proof of a turn's tokens, chain `c1`. */
@@ -155,6 +159,12 @@ const ALONE: Edits = { set: new Map(), drop: new Set([...CONSUMED_MEMBERS, ...RE
 const LEASE_RAN_OUT = new BatonError({
   reason: 'ENGINE_TIMEOUT',
   message: 'The decode engine could not be reached before the hand-over ran out.',
+});
+
+const NO_DECODE = new BatonError({
+  reason: 'ENGINE_UNREACHABLE',
+  message: 'The decode engine of this request was replaced before it could be asked.',
+  retryAfterMs: 1000,
 });
 
 /** Serves one request: plan, prefill leg, decode leg, relay; DESIGN's failure ladder decides what follows a failure. */
@@ -248,6 +258,20 @@ class HandOver {
         prefilled = undefined;
         if (!this.#book.mayRetry('lease')) return this.#book.end('failed', refusalOf(LEASE_RAN_OUT));
         continue;
+      }
+      if (prefilled?.isRendered === true) {
+        // Another process may render the prompt by another template, and read KV that is not that of its own prompt.
+        const { target } = prefilled;
+        if (!this.#deps.isAsPlanned(target)) {
+          prefilled = undefined;
+          prefills = prefills.filter((candidate) => candidate !== target);
+          continue;
+        }
+        if (!this.#deps.isAsPlanned(decode)) {
+          decodes = decodes.slice(1);
+          if (decodes.length === 0) return this.#book.end('failed', refusalOf(NO_DECODE));
+          continue;
+        }
       }
       const result = await this.#decode(decode, this.#inputFor(decode, prefilled), fresh);
       if (result.kind === 'gone') return this.#book.end('gone');

@@ -178,6 +178,7 @@ export class PrefillPhase {
       this.#book.noteFailure(Leg.PREFILL, target, problem, startedAt, { warm: isWarm });
       // Only a leg that was never sent leaves the handle unspent.
       if (isWarm && problem.cause !== 'not_sent') this.#spend(ReuseOutcome.WARM_FAILED_COLD_RETRY);
+      if (isWarm && problem.cause === 'timeout') this.#deps.noteRead?.(target.instanceId, 'off');
       return problem;
     }
     return result.kind === 'reply' ? { kind: 'reply', reply: result } : result;
@@ -210,6 +211,7 @@ export class PrefillPhase {
         return 'other-prompt';
       }
     }
+    if (warm !== undefined) this.#deps.noteRead?.(target.instanceId, 'on');
     const details = { httpStatus: reply.status, warm: warm !== undefined };
     const reading = readFor(this.#connector, this.#deps, raw, target, decode);
     if (reading.kind === 'none') {

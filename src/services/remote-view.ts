@@ -20,6 +20,8 @@ export class RemoteView implements InstanceView, AsyncDisposable {
   readonly #stop = new AbortController();
   readonly #listeners = new Set<() => void>();
   readonly #byId = new Map<string, Instance>();
+  /** Whether instances read from decode instances in a life of theirs, where that was found out here. */
+  readonly #read = new Map<string, { readonly generation: number; readonly state: 'on' | 'off' }>();
   readonly #running: Promise<void>;
   readonly #note: (error: unknown) => void;
   readonly #checks: OwnChecks | undefined;
@@ -57,7 +59,14 @@ export class RemoteView implements InstanceView, AsyncDisposable {
   /** The router that planned tells its own registry; a facade has nothing to add. */
   readonly notePassive = (): void => {};
 
-  readonly noteBidirectional = (): void => {};
+  /** No registry elsewhere is told: each process that sees legs finds out for itself, and goes by it. */
+  readonly noteBidirectional = (instanceId: string, state: 'on' | 'off'): void => {
+    const generation = this.#byId.get(instanceId)?.incarnation?.generation;
+    const known = this.#read.get(instanceId);
+    if (generation === undefined || (known?.generation === generation && known.state === state)) return;
+    this.#read.set(instanceId, { generation, state });
+    this.#publish();
+  };
 
   readonly noteLearnt = (): void => {};
 
@@ -140,8 +149,17 @@ export class RemoteView implements InstanceView, AsyncDisposable {
     }
   }
 
+  #withRead(instance: Instance): Instance {
+    const { id, kv, incarnation } = instance;
+    const found = this.#read.get(id);
+    if (found === undefined || kv?.bidirectional !== 'auto' || found.generation !== incarnation?.generation)
+      return instance;
+    return { ...instance, kv: { ...kv, bidirectional: found.state } };
+  }
+
   #publish(): void {
-    const all = [...this.#byId.values()];
+    for (const id of this.#read.keys()) if (!this.#byId.has(id)) this.#read.delete(id);
+    const all = [...this.#byId.values()].map((instance) => this.#withRead(instance));
     this.#snapshot = this.#checks === undefined ? all : all.map((instance) => this.#checks?.seen(instance) ?? instance);
     for (const listener of [...this.#listeners]) listener();
   }

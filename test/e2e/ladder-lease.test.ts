@@ -1,6 +1,6 @@
 import { create } from '@bufbuild/protobuf';
 import { durationFromMs } from '@bufbuild/protobuf/wkt';
-import { expect, test } from 'vitest';
+import { describe, expect, test } from 'vitest';
 import { KvSettingsSchema } from '../../gen/baton/v1/instance_pb.ts';
 import {
   Leg,
@@ -17,7 +17,7 @@ import type { Connector } from '../../src/connectors/connector.ts';
 import { nixl } from '../../src/connectors/nixl.ts';
 import { EngineClient } from '../../src/engine/client.ts';
 import { createDirectClient } from '../../src/rpc/direct-client.ts';
-import { type HandOverReport, handOver } from '../../src/services/hand-over.ts';
+import { type HandOverDeps, type HandOverReport, handOver } from '../../src/services/hand-over.ts';
 import type { SilentTime } from '../../src/services/silence-watch.ts';
 import { type SimPools, startSimPools } from '../../src/sim/pools.ts';
 import type { Sim } from '../../src/sim/start-sim.ts';
@@ -43,6 +43,8 @@ interface Hooks {
   readonly onLeg?: (instanceId: string) => void;
   /** The last silence of the first D, on the hand-over's clock. */
   readonly silence?: () => SilentTime | undefined;
+  /** More of what the hand-over works with. */
+  readonly more?: Partial<HandOverDeps>;
 }
 
 /** The hand-over itself between two engines of each kind, with a clock that the test moves. */
@@ -54,7 +56,7 @@ async function start(): Promise<Handed> {
   const client = new AbortController();
   let offset = 0;
   const now = () => performance.now() + offset;
-  const run = ({ onReport, onHandle, onLeg, silence }: Hooks = {}) => {
+  const run = ({ onReport, onHandle, onLeg, silence, more }: Hooks = {}) => {
     const connector: Connector = {
       ...nixl,
       readPrefillReply(raw, context) {
@@ -81,6 +83,7 @@ async function start(): Promise<Handed> {
           of: (id) => (id === new URL(engine(pools.decode).url).host ? silence?.() : undefined),
           silentForMs: () => 0,
         },
+        ...more,
       }),
       generateRequest({ prompt: 'x'.repeat(100), max_tokens: 8, ignore_eos: true }, now),
       silentSink(client.signal),
@@ -129,6 +132,43 @@ async function runRefused(handed: Handed, ms: number): Promise<HandOverReport> {
     },
   });
 }
+
+describe('another process has the place of a planned one', () => {
+  const replaced = (...sims: readonly Sim[]): Partial<HandOverDeps> => {
+    const gone = sims.map(({ url }) => new URL(url).host);
+    return { isAsPlanned: ({ instanceId }) => !gone.includes(instanceId) };
+  };
+
+  test('of D, where both render the prompt: it is not asked, the next one gets the handle', async () => {
+    await using handed = await start();
+    const [first, second] = [engine(handed.pools.decode), engine(handed.pools.decode, 1)];
+    const report = await handed.run({ more: { ...replaced(first), forwardTokenIds: false } });
+    expect(report).toMatchObject({ ending: 'ok', retries: [] });
+    expect([legsOf(first), legsOf(second)]).toMatchObject([[], [{ id: 'req' }]]);
+    expect(legsOf(engine(handed.pools.prefill))).toHaveLength(1);
+  });
+
+  test('of P: what it computed is not used', async () => {
+    await using handed = await start();
+    const [first, second] = [engine(handed.pools.prefill), engine(handed.pools.prefill, 1)];
+    const report = await handed.run({ more: { ...replaced(first), forwardTokenIds: false } });
+    expect(report).toMatchObject({ ending: 'ok', retries: [], prefillId: new URL(second.url).host });
+    expect([legsOf(first).length, legsOf(second).length]).toEqual([1, 1]);
+  });
+
+  test('of all of a kind: the client is told to come again', async () => {
+    await using handed = await start();
+    const more = { ...replaced(...handed.pools.decode), forwardTokenIds: false };
+    const report = await handed.run({ more });
+    expect(report).toMatchObject({ ending: 'failed', refusal: { status: 503, retryAfterSeconds: 1 } });
+  });
+
+  test('where the legs carry the prompt’s tokens, it does not matter', async () => {
+    await using handed = await start();
+    const report = await handed.run({ more: replaced(engine(handed.pools.decode)) });
+    expect(report).toMatchObject({ ending: 'ok', decodeId: new URL(engine(handed.pools.decode).url).host });
+  });
+});
 
 test('D refuses late in the lease: the handle is not used any more, P runs again', async () => {
   await using handed = await start();

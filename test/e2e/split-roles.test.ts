@@ -291,3 +291,40 @@ test('a store of its own: two facades give the handles back that nobody can use 
     });
   }
 });
+
+test('a router and a registry apart: what is found out of who reads is enough to give handles back', async () => {
+  await using pools = await startSimPools({ prefill: 1, decode: 1, engine: { bidirectional: true, eosEvery: 0 } });
+  await using running = new AsyncDisposableStack();
+  const start = async (flags: Readonly<Record<string, string | readonly string[]>>) => {
+    const { baton } = await startQuietly(configOf(flags, PATIENT));
+    running.defer(() => baton.stop());
+    return baton.addresses;
+  };
+  const store = await start({ roles: 'kvstore' });
+  const registry = await start({
+    roles: 'registry',
+    prefill: pools.prefill.map(({ url }) => url),
+    decode: pools.decode.map(({ url }) => url),
+  });
+  const stored = { 'kvstore-url': `http://${store.rpc}` };
+  const router = await start({ roles: 'router', 'registry-url': `http://${registry.rpc}`, ...stored });
+  const { facade, admin } = await start({ roles: 'facade', 'router-url': `http://${router.rpc}`, ...stored });
+  await untilReady(`http://${facade}`, true);
+  const ask = async (conversation: string, messages: readonly object[]) => {
+    const body = { model: 'sim-model', messages, max_tokens: 20, conversation_id: conversation };
+    const headers = { 'x-baton-debug': '1' };
+    const reply = await post(`http://${facade}/v1/chat/completions`, body, { headers });
+    const [content = ''] = contentOf(reply.text).texts;
+    return { content, plan: reply.headers.get('x-baton-plan') };
+  };
+  const user = (about: string) => ({ role: 'user', content: `${about} ${'and so on '.repeat(20)}` });
+  const first = await ask('read', [user('read')]);
+  const second = await ask('read', [user('read'), { role: 'assistant', content: first.content }, user('more')]);
+  expect(second.plan).toMatch(/outcome=hit;/);
+  await ask('lost', [user('first')]);
+  expect((await ask('lost', [user('something else')])).plan).toMatch(/outcome=miss_mismatch;/);
+  const sent = () => metricOf({ adminUrl: `http://${admin}` }, 'baton_releases_total{result="sent"}');
+  await expect.poll(sent, { timeout: 20_000 }).toBeGreaterThan(0);
+  const { doubleReads, mismatchedPulls, hung } = pools.prefill[0]!.state();
+  expect({ doubleReads, mismatchedPulls, hung }).toEqual({ doubleReads: 0, mismatchedPulls: 0, hung: 0 });
+});

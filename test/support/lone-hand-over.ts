@@ -28,6 +28,7 @@ export function handOverDeps(
     remoteHost: 'auto',
     forwardTokenIds: true,
     streamsOnly: new Set(),
+    isAsPlanned: () => true,
     engineHeaders: () => ({ headers: {}, auth: 'none' }),
     silences: { of: () => undefined, silentForMs: () => 0 },
     noteAlive: () => undefined,
