@@ -126,15 +126,17 @@ describe.each(['chat', 'completions'] as const)('%s', (kind) => {
     expect(leg.prompt).toEqual(kind === 'chat' ? undefined : tokens);
   });
 
-  test('an engine whose version was not tested, and who turned it off: each engine renders by itself', async () => {
-    for (const options of [{ engine: { version: '0.34.0' } }, { yaml: 'kv: { forward_token_ids: false }' }]) {
-      const harness = await start(options);
-      const body = bodyOf(kind, 'alone');
-      await ask(harness, kind, body);
-      expect(lastLeg(engine(harness.prefill), kind)).not.toHaveProperty('return_token_ids');
-      expect(lastLeg(engine(harness.decode), kind).kv_transfer_params).not.toHaveProperty('prompt_token_ids');
-      expect(lastLeg(engine(harness.decode), kind).prompt).toEqual('prompt' in body ? body.prompt : undefined);
-    }
+  test.each([
+    ['an engine whose version was not tested', { engine: { version: '0.34.0' } }, undefined],
+    // What the two came to is compared then.
+    ['who turned it off', { yaml: 'kv: { forward_token_ids: false }' }, true],
+  ] as const)('%s: each engine renders by itself', async (_, options, tells) => {
+    const harness = await start(options);
+    const body = bodyOf(kind, 'alone');
+    await ask(harness, kind, body);
+    expect(lastLeg(engine(harness.prefill), kind).return_token_ids).toBe(tells);
+    expect(lastLeg(engine(harness.decode), kind).kv_transfer_params).not.toHaveProperty('prompt_token_ids');
+    expect(lastLeg(engine(harness.decode), kind).prompt).toEqual('prompt' in body ? body.prompt : undefined);
   });
 });
 
@@ -150,9 +152,9 @@ test('what engines render whatever ids they get goes to both as it came', async 
   for (const [kind, more] of requests) {
     const body = { ...bodyOf(kind, 'echo'), ...more };
     await ask(harness, kind, body);
-    // What each engine makes of a picture is compared, so that what the turn leaves is proven.
+    // What each engine makes of a chat is compared: D may be another process by now, with another template.
     const tells = lastLeg(engine(harness.prefill), kind).return_token_ids;
-    expect(tells).toBe(JSON.stringify(more).includes('data:') ? true : undefined);
+    expect(tells).toBe(kind === 'chat' ? true : undefined);
     const decode = lastLeg(engine(harness.decode), kind);
     expect(decode.kv_transfer_params).not.toHaveProperty('prompt_token_ids');
     expect(decode.prompt).toEqual('prompt' in body ? body.prompt : undefined);
