@@ -176,12 +176,17 @@ function skipColon(bytes: Uint8Array, from: number, end: number): number {
   return bytes[i] === COLON ? skipSpace(bytes, i + 1, end) : ~i;
 }
 
+/** Levels whose bits are in one number. */
+const SHALLOW = 30;
+
 /** Iterative, with one bit a level, so that no depth of nesting ends the process. */
 function skipValue(bytes: Uint8Array, from: number, end: number): number {
   let i = from;
   let depth = 0;
   let inObject = false;
-  const outer: number[] = [];
+  let outer = 0;
+  // Most values have no more levels than one number has bits.
+  let deeper: boolean[] | undefined;
   for (;;) {
     const c = i < end ? bytes[i] : -1;
     if (c === QUOTE) {
@@ -193,8 +198,12 @@ function skipValue(bytes: Uint8Array, from: number, end: number): number {
       if (i < end && bytes[i] === closer) {
         i++;
       } else {
-        const word = outer[depth >>> 5] ?? 0;
-        outer[depth >>> 5] = inObject ? word | (1 << (depth & 31)) : word & ~(1 << (depth & 31));
+        if (depth < SHALLOW) {
+          outer = inObject ? outer | (1 << depth) : outer & ~(1 << depth);
+        } else {
+          deeper ??= [];
+          deeper[depth - SHALLOW] = inObject;
+        }
         depth++;
         inObject = c === OPEN_BRACE;
         if (inObject) {
@@ -224,7 +233,7 @@ function skipValue(bytes: Uint8Array, from: number, end: number): number {
       if (d !== (inObject ? CLOSE_BRACE : CLOSE_BRACKET)) return ~i;
       i++;
       depth--;
-      inObject = ((outer[depth >>> 5] ?? 0) & (1 << (depth & 31))) !== 0;
+      inObject = depth < SHALLOW ? (outer & (1 << depth)) !== 0 : deeper?.[depth - SHALLOW] === true;
     }
   }
 }
@@ -298,7 +307,7 @@ export function scanObject(bytes: Uint8Array, start = 0, end = bytes.length, lim
       if (valueStart < 0) return invalidAt(bytes, ~valueStart, limit);
       const valueEnd = skipValue(bytes, valueStart, limit);
       if (valueEnd < 0) return invalidAt(bytes, ~valueEnd, limit);
-      const key = decodeString(bytes, { valueStart: keyStart, valueEnd: keyEnd });
+      const key = keyText(bytes, keyStart, keyEnd);
       members.push({ key, keyStart, keyEnd, valueStart, valueEnd, type: typeAt(bytes, valueStart) });
       i = skipSpace(bytes, valueEnd, limit);
       if (i < limit && bytes[i] === COMMA) {
@@ -336,9 +345,61 @@ export function scanArray(bytes: Uint8Array, start: number, end: number): readon
   }
 }
 
+/**
+ * The numbers of an array that is known to be valid JSON: whole, not negative, below 2^53, in plain digits; undefined where
+ * one is not. The ids of a long prompt are some 100 kB of them, so that the list is made as long as it gets at once.
+ */
+export function readWholeNumbers(bytes: Uint8Array, list: Element): number[] | undefined {
+  const { valueStart: start, valueEnd: end } = list;
+  let commas = 0;
+  for (let i = start + 1; i < end; i++) if (bytes[i] === COMMA) commas++;
+  const numbers = new Array<number>(commas + 1);
+  let count = 0;
+  let n = -1;
+  for (let i = start + 1; i < end; i++) {
+    const c = bytes[i] ?? 0;
+    if (c >= 0x30 && c <= 0x39) {
+      n = (n < 0 ? 0 : n * 10) + (c - 0x30);
+    } else if (c === COMMA || c === CLOSE_BRACKET) {
+      if (n > Number.MAX_SAFE_INTEGER) return undefined;
+      if (n >= 0) numbers[count++] = n;
+      n = -1;
+    } else if (c !== 0x20 && c !== 0x0a && c !== 0x0d && c !== 0x09) {
+      return undefined;
+    }
+  }
+  numbers.length = count;
+  return numbers;
+}
+
 /** The member of that (decoded) key; of duplicates the last, as Python's json and JSON.parse read them. */
 export function findMember(scan: { readonly members: readonly Member[] }, key: string): Member | undefined {
   return scan.members.findLast((member) => member.key === key);
+}
+
+/** Keys that were met last, by a hash of their bytes: most objects have the keys of the one before. */
+const KEYS: string[] = Array.from({ length: 512 }, () => '');
+const MAX_KEPT_KEY = 48;
+
+/** The key between the quotes at `keyStart` and before `keyEnd`, without making a text again that was made before. */
+function keyText(bytes: Uint8Array, keyStart: number, keyEnd: number): string {
+  const from = keyStart + 1;
+  const length = keyEnd - 1 - from;
+  if (length > MAX_KEPT_KEY) return decodeString(bytes, { valueStart: keyStart, valueEnd: keyEnd });
+  let hash = length;
+  for (let i = from; i < keyEnd - 1; i++) {
+    const c = bytes[i] ?? 0;
+    if (c === BACKSLASH || c >= 0x80) return decodeString(bytes, { valueStart: keyStart, valueEnd: keyEnd });
+    hash = Math.imul(hash ^ c, 0x01000193);
+  }
+  const slot = (hash ^ (hash >>> 15)) & (KEYS.length - 1);
+  const known = KEYS[slot] ?? '';
+  let same = known.length === length ? 0 : -1;
+  while (same >= 0 && same < length && known.charCodeAt(same) === bytes[from + same]) same++;
+  if (same === length) return known;
+  const text = decodeString(bytes, { valueStart: keyStart, valueEnd: keyEnd });
+  KEYS[slot] = text;
+  return text;
 }
 
 /** Decodes the JSON string at [valueStart, valueEnd), quotes included; lone surrogates written as escapes are kept. */
@@ -384,37 +445,97 @@ export function concatBytes(parts: readonly Uint8Array[]): Uint8Array {
  */
 export function spliceObject(bytes: Uint8Array, scan: ScannedObject, edits: Edits): Uint8Array {
   const { members } = scan;
-  const last = new Map<string, number>();
-  let touched = edits.set.size > 0;
-  members.forEach((member, index) => {
-    last.set(member.key, index);
-    if (edits.drop.has(member.key)) touched = true;
-  });
-  if (!touched) return bytes;
-
-  const asBytes = (value: string | Uint8Array): Uint8Array =>
-    typeof value === 'string' ? encoder.encode(value) : value;
-  const first = members[0];
-  const parts: Uint8Array[] = [bytes.subarray(0, first === undefined ? scan.start + 1 : first.keyStart)];
+  const { set, drop } = edits;
+  if (set.size === 0 && !members.some(({ key }) => drop.has(key))) return bytes;
+  const isLast = lastOfKey(members);
+  const parts = new Parts(bytes, members[0]?.keyStart ?? scan.start + 1);
   let previousEnd = scan.start + 1;
   let kept = 0;
-  for (const [index, member] of members.entries()) {
-    const value = edits.set.get(member.key);
-    const stays = value === undefined ? !edits.drop.has(member.key) : last.get(member.key) === index;
-    if (stays) {
+  for (let index = 0; index < members.length; index++) {
+    const member = members[index];
+    if (member === undefined) break;
+    const value = set.get(member.key);
+    if (value === undefined ? !drop.has(member.key) : isLast(index)) {
       // The gap before a member holds its comma; the first kept one stands where the first member stood, without.
-      if (kept > 0) parts.push(bytes.subarray(previousEnd, member.keyStart));
-      if (value === undefined) parts.push(bytes.subarray(member.keyStart, member.valueEnd));
-      else parts.push(bytes.subarray(member.keyStart, member.valueStart), asBytes(value));
+      if (kept > 0) parts.keep(previousEnd, member.keyStart);
+      parts.keep(member.keyStart, value === undefined ? member.valueEnd : member.valueStart);
+      if (value !== undefined) parts.add(value);
       kept++;
     }
     previousEnd = member.valueEnd;
   }
-  for (const [key, value] of edits.set) {
-    if (last.has(key)) continue;
-    parts.push(encoder.encode(`${kept > 0 ? ',' : ''}${JSON.stringify(key)}:`), asBytes(value));
+  for (const [key, value] of set) {
+    if (members.some((member) => member.key === key)) continue;
+    if (kept > 0) parts.add(',');
+    parts.add(`${JSON.stringify(key)}:`);
+    parts.add(value);
     kept++;
   }
-  parts.push(bytes.subarray(previousEnd));
-  return concatBytes(parts);
+  parts.keep(previousEnd, bytes.length);
+  return parts.join();
+}
+
+/** Whether the member at an index is the last one of its key. */
+export function lastOfKey(members: readonly Member[]): (index: number) => boolean {
+  if (members.length <= MAX_COMPARED) {
+    return (index) => {
+      const key = members[index]?.key;
+      for (let later = index + 1; later < members.length; later++) if (members[later]?.key === key) return false;
+      return true;
+    };
+  }
+  const last = new Map(members.map((member, index) => [member.key, index]));
+  return (index) => last.get(members[index]?.key ?? '') === index;
+}
+
+/** Members up to which comparing each with each is cheaper than a map. */
+const MAX_COMPARED = 32;
+
+/** Pieces of one array, and others between them; pieces that follow each other are copied as one. */
+class Parts {
+  readonly #bytes: Uint8Array;
+  readonly #parts: Uint8Array[] = [];
+  #from = 0;
+  #to: number;
+
+  constructor(bytes: Uint8Array, to: number) {
+    this.#bytes = bytes;
+    this.#to = to;
+  }
+
+  keep(from: number, to: number): void {
+    if (from !== this.#to) {
+      this.#flush();
+      this.#from = from;
+    }
+    this.#to = to;
+  }
+
+  add(value: string | Uint8Array): void {
+    this.#flush();
+    this.#from = this.#to;
+    this.#parts.push(typeof value === 'string' ? bytesOf(value) : value);
+  }
+
+  join(): Uint8Array {
+    this.#flush();
+    return concatBytes(this.#parts);
+  }
+
+  #flush(): void {
+    if (this.#to > this.#from) this.#parts.push(this.#bytes.subarray(this.#from, this.#to));
+  }
+}
+
+/** Short texts that were wanted: connectors set the same few. */
+const SHORT = new Map<string, Uint8Array>();
+const MAX_SHORT = 256;
+const MAX_SHORT_LENGTH = 32;
+
+function bytesOf(text: string): Uint8Array {
+  const known = SHORT.get(text);
+  if (known !== undefined) return known;
+  const bytes = encoder.encode(text);
+  if (text.length <= MAX_SHORT_LENGTH && SHORT.size < MAX_SHORT) SHORT.set(text, bytes);
+  return bytes;
 }

@@ -6,12 +6,22 @@ import {
   type KvTransferParams,
   KvTransferParamsSchema,
 } from '../../gen/baton/v1/kv_transfer_pb.ts';
-import { type Element, type Member, scanArray, scanObject } from './json-scan.ts';
+import {
+  decodeString,
+  type Element,
+  lastOfKey,
+  type Member,
+  readWholeNumbers,
+  scanArray,
+  scanObject,
+} from './json-scan.ts';
 
 type Fields = Record<string, unknown>;
 
 /** A key of the JSON object that has a typed field, of the message itself or of one of its connector families. */
 interface KnownKey {
+  /** Its place in the default member order. */
+  readonly place: number;
   readonly field: DescField;
   readonly family: DescField | undefined;
 }
@@ -34,13 +44,15 @@ const encoder = new TextEncoder();
 
 // In field-number order, which is the default member order. The field's name in the contract is the JSON key.
 const KNOWN: ReadonlyMap<string, KnownKey> = new Map(
-  byNumber(KvTransferParamsSchema).flatMap((field): [string, KnownKey][] => {
-    if (field.fieldKind === 'list') return [];
-    if (field.fieldKind === 'message' && field.oneof?.name === 'family') {
-      return byNumber(field.message).map((inner) => [inner.name, { field: inner, family: field }]);
-    }
-    return [[field.name, { field, family: undefined }]];
-  }),
+  byNumber(KvTransferParamsSchema)
+    .flatMap((field): { field: DescField; family: DescField | undefined }[] => {
+      if (field.fieldKind === 'list') return [];
+      if (field.fieldKind === 'message' && field.oneof?.name === 'family') {
+        return byNumber(field.message).map((inner) => ({ field: inner, family: field }));
+      }
+      return [{ field, family: undefined }];
+    })
+    .map((known, place) => [known.field.name, { ...known, place }]),
 );
 
 function byNumber(desc: DescMessage): readonly DescField[] {
@@ -55,14 +67,16 @@ export function decodeKvTransferParams(json: Uint8Array): KvTransferParams | und
   const scan = scanObject(json);
   if (scan.kind !== 'object' || !isUtf8(json)) return undefined;
   const m = create(KvTransferParamsSchema);
-  const last = new Map(scan.members.map((member, index) => [member.key, index]));
+  const isLast = lastOfKey(scan.members);
   const order: string[] = [];
-  for (const [index, member] of scan.members.entries()) {
-    const key = decoder.decode(json.subarray(member.keyStart + 1, member.keyEnd - 1));
+  for (let index = 0; index < scan.members.length; index++) {
+    const member = scan.members[index];
+    if (member === undefined) break;
+    const key = writtenKey(json, member);
     order.push(key);
     const known = KNOWN.get(key);
     // Only the last of duplicates is what an engine reads, so only that one may stand in a typed field.
-    if (known !== undefined && last.get(key) === index) {
+    if (known !== undefined && isLast(index)) {
       if (member.type === 'null') {
         m.nullMembers.push(key);
         continue;
@@ -72,9 +86,29 @@ export function decodeKvTransferParams(json: Uint8Array): KvTransferParams | und
     const text = decoder.decode(json.subarray(member.valueStart, member.valueEnd));
     m.extra.push(create(KvExtraMemberSchema, { key, json: text }));
   }
-  const standard = slotsOf(m);
-  if (standard.some((slot, index) => slot.key !== order[index])) m.memberOrder = order;
+  if (!isDefaultOrder(m, order)) m.memberOrder = order;
   return m;
+}
+
+/** The key as it is written; one without escapes, of ASCII, has as many bytes as characters. */
+function writtenKey(json: Uint8Array, { key, keyStart, keyEnd }: Member): string {
+  if (key.length === keyEnd - keyStart - 2) return key;
+  return decoder.decode(json.subarray(keyStart + 1, keyEnd - 1));
+}
+
+/** Whether the keys of the object that `m` was read from stand as `m` alone would be written. */
+function isDefaultOrder(m: KvTransferParams, order: readonly string[]): boolean {
+  if (m.extra.length > 0 || !order.every((key) => KNOWN.has(key))) {
+    return slotsOf(m).every((slot, index) => slot.key === order[index]);
+  }
+  // Each key once, and of none but the known ones: their places tell, which costs much less than to write them.
+  let before = -1;
+  for (const key of order) {
+    const place = KNOWN.get(key)?.place ?? -1;
+    if (place < before) return false;
+    before = place;
+  }
+  return true;
 }
 
 /**
@@ -109,6 +143,8 @@ export function memberText(m: KvTransferParams, key: string): string | undefined
 
 /** Whether any key occurs more than once. */
 export function hasDuplicateKeys(m: KvTransferParams): boolean {
+  // A typed field, or a null, is written once.
+  if (m.extra.length === 0) return false;
   const keys = slotsOf(m).map((slot) => decodeKey(slot.key));
   return new Set(keys).size !== keys.length;
 }
@@ -229,9 +265,31 @@ function readTyped(field: DescField, json: Uint8Array, member: Member): unknown 
     return ids === undefined ? undefined : makeMessage(field.message, { [list.localName]: ids });
   }
   if (member.valueEnd - member.valueStart > MAX_TYPED_OBJECT_BYTES) return undefined;
+  if (field.fieldKind === 'scalar') {
+    const plain = readPlain(field.scalar, json, member);
+    if (plain !== undefined) return plain;
+  }
   const text = compact(decoder.decode(json.subarray(member.valueStart, member.valueEnd)));
   const value = fromJson(field, JSON.parse(text));
   return value !== undefined && textOf(field, value) === text ? value : undefined;
+}
+
+/** A value that has but one way to be written, and is written so; undefined where it takes more than a look to tell. */
+function readPlain(scalar: ScalarType, json: Uint8Array, member: Member): boolean | number | string | undefined {
+  const { type, valueStart, valueEnd } = member;
+  if (scalar === ScalarType.BOOL) return type === 'true' ? true : type === 'false' ? false : undefined;
+  if (scalar === ScalarType.STRING && type === 'string') {
+    for (let i = valueStart; i < valueEnd; i++) if (json[i] === 0x5c) return undefined;
+    return decodeString(json, member);
+  }
+  if (scalar !== ScalarType.UINT32 || type !== 'number' || valueEnd - valueStart > 9) return undefined;
+  let value = 0;
+  for (let i = valueStart; i < valueEnd; i++) {
+    const digit = (json[i] ?? 0) - 0x30;
+    if (digit < 0 || digit > 9) return undefined;
+    value = value * 10 + digit;
+  }
+  return value;
 }
 
 /** The typed value for a JSON value of the right kind; digits, spelling and order are the caller's comparison. */
@@ -316,22 +374,8 @@ function readBlockIds(json: Uint8Array, member: Element): KvBlockIds | undefined
 
 /** The numbers of an array that is known to be valid JSON; undefined where one is no uint32 in plain digits. */
 function readUints(json: Uint8Array, list: Element): number[] | undefined {
-  if (list.type !== 'array') return undefined;
-  const ids: number[] = [];
-  let n = -1;
-  for (let i = list.valueStart + 1; i < list.valueEnd; i++) {
-    const c = json[i] ?? 0;
-    if (c >= 0x30 && c <= 0x39) {
-      n = (n < 0 ? 0 : n * 10) + c - 0x30;
-    } else if (c === 0x2c || c === 0x5d) {
-      if (n > UINT32_MAX) return undefined;
-      if (n >= 0) ids.push(n);
-      n = -1;
-    } else if (c !== 0x20 && c !== 0x0a && c !== 0x0d && c !== 0x09) {
-      return undefined;
-    }
-  }
-  return ids;
+  const ids = list.type === 'array' ? readWholeNumbers(json, list) : undefined;
+  return ids === undefined || ids.some((id) => id > UINT32_MAX) ? undefined : ids;
 }
 
 /** The JSON text without the white space outside its strings. */

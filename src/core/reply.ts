@@ -4,6 +4,7 @@ import {
   type Element,
   findMember,
   type Member,
+  readWholeNumbers,
   type ScannedObject,
   scanArray,
   scanObject,
@@ -56,6 +57,8 @@ type Writable<T> = { -readonly [K in keyof T]: T[K] };
 const decoder = new TextDecoder('utf-8', { ignoreBOM: true });
 const encoder = new TextEncoder();
 const NULL = encoder.encode('null');
+/** As it is written. */
+const ERROR_WORD = '"error"';
 const DONE = encoder.encode('[DONE]');
 
 const NOTHING: EventFacts = { done: false, hasContent: false, seen: [], finished: [] };
@@ -203,8 +206,16 @@ function readError(bytes: Uint8Array, scan: ScannedObject): ReplyError | undefin
     return { message: textOf(bytes, error), type: null, param: null, code: null };
   }
   const object = findMember(scan, 'object');
-  if (object?.type === 'string' && decodeString(bytes, object) === 'error') return readErrorMembers(bytes, scan);
+  if (object?.type === 'string' && isErrorWord(bytes, object)) return readErrorMembers(bytes, scan);
   return undefined;
+}
+
+/** Whether a string is `error`; each event has one that is another word, which is as long as no escapes make it longer. */
+function isErrorWord(bytes: Uint8Array, value: Element): boolean {
+  const length = value.valueEnd - value.valueStart;
+  if (length < ERROR_WORD.length || (length > ERROR_WORD.length && bytes.indexOf(0x5c, value.valueStart) < 0))
+    return false;
+  return decodeString(bytes, value) === 'error';
 }
 
 function readErrorMembers(bytes: Uint8Array, scan: ScannedObject): ReplyError {
@@ -258,24 +269,9 @@ function readInt(bytes: Uint8Array, value: Element | undefined): number | undefi
   return Number.isSafeInteger(n) ? n : undefined;
 }
 
-/** Whole numbers, in one pass over the bytes: the ids of a long prompt are some 100 kB of them. */
+/** A list of whole numbers; undefined where it is none. */
 function readInts(bytes: Uint8Array, list: Member | undefined): readonly number[] | undefined {
-  if (list?.type !== 'array') return undefined;
-  const ints: number[] = [];
-  let n = -1;
-  for (let i = list.valueStart + 1; i < list.valueEnd; i++) {
-    const c = bytes[i] ?? 0;
-    if (c >= 0x30 && c <= 0x39) {
-      n = (n < 0 ? 0 : n * 10) + (c - 0x30);
-    } else if (c === 0x2c || c === 0x5d) {
-      if (n > Number.MAX_SAFE_INTEGER) return undefined;
-      if (n >= 0) ints.push(n);
-      n = -1;
-    } else if (c !== 0x20 && c !== 0x0a && c !== 0x0d && c !== 0x09) {
-      return undefined;
-    }
-  }
-  return ints;
+  return list?.type === 'array' ? readWholeNumbers(bytes, list) : undefined;
 }
 
 /**

@@ -68,7 +68,7 @@ export class ReplySink implements ClientSink {
     return this.#status;
   }
 
-  /** How many times something was written. */
+  /** In how many pieces the reply came. */
   get pieces(): number {
     return this.#pieces;
   }
@@ -79,10 +79,10 @@ export class ReplySink implements ClientSink {
     if (!this.#response.destroyed) this.#response.writeHead(status, headers);
   }
 
-  write(bytes: Uint8Array | string): void {
+  write(bytes: Uint8Array | string, pieces = 1): void {
     if (this.#response.destroyed || bytes.length === 0) return;
     this.#options.onBytes(bytes.length);
-    this.#pieces += 1;
+    this.#pieces += pieces;
     this.#response.write(bytes);
   }
 

@@ -129,9 +129,14 @@ function bindLogger(log: pino.Logger): Logger {
   };
 }
 
-/** BigInt has no JSON form; written as a decimal string. */
-function plainFields(fields: LogFields): Record<string, unknown> {
-  const plain: Record<string, unknown> = {};
-  for (const [key, value] of Object.entries(fields)) plain[key] = typeof value === 'bigint' ? String(value) : value;
-  return plain;
+/** BigInt has no JSON form; written as a decimal string. Of the others, pino leaves out what is undefined. */
+function plainFields(fields: LogFields): LogFields {
+  let isPlain = true;
+  for (const key in fields) if (typeof fields[key] === 'bigint') isPlain = false;
+  if (isPlain) return fields;
+  const entries = Object.entries(fields).map(([key, value]) => [
+    key,
+    typeof value === 'bigint' ? String(value) : value,
+  ]);
+  return Object.fromEntries(entries);
 }

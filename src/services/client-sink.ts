@@ -4,7 +4,8 @@ export interface ClientSink {
   readonly signal: AbortSignal;
   /** Sends status and headers; called at most once, before any byte. */
   readonly start: (status: number, headers: Readonly<Record<string, string>>) => void;
-  readonly write: (bytes: Uint8Array | string) => void;
+  /** `pieces`: how many the reply had of these; default 1. */
+  readonly write: (bytes: Uint8Array | string, pieces?: number) => void;
   readonly end: () => void;
   /** Bytes written but not yet taken by the client's socket. */
   readonly bufferedBytes: () => number;

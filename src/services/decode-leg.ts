@@ -1,5 +1,6 @@
 import type { IncomingHttpHeaders } from 'node:http';
 import { DONE_EVENT, describeEngineError, errorEvent, maskMessage, type OpenAiError } from '../core/openai-error.ts';
+import { isPlainEvent } from '../core/plain-event.ts';
 import { type EventFacts, type MuteSpec, muteEvent, muteReply, readEvent, readReply } from '../core/reply.ts';
 import { dataLines, SseSplitter } from '../core/sse.ts';
 import { isSameIds } from '../core/token-ids.ts';
@@ -101,6 +102,23 @@ export function runDecodeLeg(
 
 const encoder = new TextEncoder();
 
+/** Events as one piece of bytes; those that one read brought lie side by side and are not copied. */
+function joined(events: readonly Uint8Array[], from: number, to: number): Uint8Array {
+  const first = events[from];
+  if (first === undefined || to === from + 1) return first ?? new Uint8Array();
+  let end = first.byteOffset;
+  let size = 0;
+  let isOneView = true;
+  for (let at = from; at < to; at++) {
+    const event = events[at];
+    if (event === undefined) break;
+    if (event.buffer !== first.buffer || event.byteOffset !== end) isOneView = false;
+    end = event.byteOffset + event.byteLength;
+    size += event.byteLength;
+  }
+  return isOneView ? new Uint8Array(first.buffer, first.byteOffset, size) : concat(events.slice(from, to), size);
+}
+
 class DecodeLeg {
   readonly #sink: ClientSink;
   readonly #options: DecodeLegOptions;
@@ -187,8 +205,12 @@ class DecodeLeg {
       if (this.#keptBytes > MAX_WHOLE_REPLY) this.#control?.abort(new Error('the reply is too large'));
       return;
     }
-    for (const event of this.#splitter.push(chunk)) {
-      if (!this.#onEvent(event)) return;
+    const events = this.#splitter.push(chunk);
+    for (let at = 0; at < events.length; ) {
+      const plain = this.#relayPlain(events, at);
+      at += plain;
+      const event = plain > 0 ? undefined : events[at++];
+      if (event !== undefined && !this.#onEvent(event)) return;
     }
     if (this.#splitter.pendingBytes > MAX_EVENT_BYTES) {
       this.#control?.abort(new Error('an event of the engine is too large'));
@@ -198,6 +220,16 @@ class DecodeLeg {
     this.#countGap();
     this.#arm(this.#options.idleMs, 'idle');
     this.#slowDown();
+  }
+
+  /** Passes on events from a place on of which nothing is to be noted, as one piece; says how many. */
+  #relayPlain(events: readonly Uint8Array[], from: number): number {
+    const { reshape, severalChoices } = this.#options;
+    if (this.#mode !== 'open' || reshape !== undefined || severalChoices || !this.#notes.hasBegun) return 0;
+    let to = from;
+    for (let event = events[to]; event !== undefined && isPlainEvent(event); event = events[to]) to++;
+    if (to > from) this.#sink.write(joined(events, from, to), to - from);
+    return to - from;
   }
 
   #countGap(): void {

@@ -307,6 +307,7 @@ class HandOver {
   /** P's handle for this very D: it is checked before every leg that carries it. */
   #inputFor(decode: Target, prefilled: Prefilled | undefined): DecodeInput {
     if (prefilled === undefined || this.#connector === undefined) return undefined;
+    if (prefilled.read.decode === decode) return { handle: prefilled.read.handle, prefilled };
     const reading = readFor(this.#connector, this.#deps, prefilled.raw, prefilled.target, decode);
     if (reading.kind === 'handle') return { handle: reading.handle, prefilled };
     this.#book.noHandle = reading.reason;

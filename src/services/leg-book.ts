@@ -308,7 +308,7 @@ export class LegBook {
     if (miscounted) return undefined;
     const { facts } = this.#request;
     const seed = { model: keyModel(facts.model), adapter: this.plan.adapter, cacheSalt: facts.cacheSalt };
-    return this.#deps.chainOf([...promptTokenIds, ...tokenIds], seed);
+    return this.#deps.chainOf(promptTokenIds.concat(tokenIds), seed);
   }
 }
 

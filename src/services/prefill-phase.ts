@@ -1,5 +1,5 @@
 import { Leg, LegEnding, type Plan, ReuseOutcome, type Target } from '../../gen/baton/v1/router_pb.ts';
-import type { HandleConnector, PrefillReading, WarmHandle } from '../connectors/connector.ts';
+import type { CheckedHandle, HandleConnector, PrefillReading, WarmHandle } from '../connectors/connector.ts';
 import { BatonError } from '../core/errors.ts';
 import { findMember } from '../core/json-scan.ts';
 import { type Lease, mayReadLate, readableUntil } from '../core/lease.ts';
@@ -27,6 +27,8 @@ export interface Prefilled {
   readonly kind: 'handle';
   /** Raw `kv_transfer_params` of P's reply; what D gets is read from it for each D. */
   readonly raw: Uint8Array | undefined;
+  /** What was read of it for the D that P was asked for. */
+  readonly read: { readonly decode: Target; readonly handle: CheckedHandle };
   readonly target: Target;
   readonly usableUntil: number;
   /** For how long P keeps the blocks. */
@@ -228,7 +230,9 @@ export class PrefillPhase {
     const lease = { endsAt: reply.startedAt + ms, ms };
     const isGiven = compared.length > 0 && warm?.handle.isRendered !== true;
     const promptTokenIds = isGiven ? compared : this.#reported(facts);
-    return { kind: 'handle', raw, target, usableUntil, lease, promptTokenIds, isRendered: this.#compares && !isGiven };
+    const isRendered = this.#compares && !isGiven;
+    const read = { decode, handle: reading.handle };
+    return { kind: 'handle', raw, read, target, usableUntil, lease, promptTokenIds, isRendered };
   }
 
   /** The ids by which D need not render the prompt again, or with which its own are compared; none where they are not all of it. */

@@ -38,6 +38,11 @@ export class ReplyNotes {
     return this.#isDone;
   }
 
+  /** Something of the first choice was seen. */
+  get hasBegun(): boolean {
+    return this.#choices.has(0);
+  }
+
   /** Every choice that began has its finish reason. */
   get hasFinished(): boolean {
     return this.#choices.size > 0 && [...this.#choices.values()].every((isFinished) => isFinished);

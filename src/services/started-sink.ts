@@ -24,9 +24,9 @@ export class StartedSink implements ClientSink {
     if (!this.#isStarted) this.#sink.start(status, headers);
   }
 
-  write(bytes: Uint8Array | string): void {
+  write(bytes: Uint8Array | string, pieces = 1): void {
     this.#wrote = true;
-    this.#sink.write(bytes);
+    this.#sink.write(bytes, pieces);
   }
 
   end(): void {
