@@ -246,8 +246,8 @@ export class SoakWorld implements AsyncDisposable {
     this.harm.add(sim.state());
     // Whoever is answered from now on may have had either.
     this.#templates.set(sim, template);
-    // Engines take their time to start; nobody takes one back in before it is known again.
-    if (isRude) await wait(START_MS);
+    // Engines take their time to start, whoever ended them; nobody takes one back in before it is known again.
+    await wait(START_MS);
     await sim.restart(template);
     await until(async () => ((await this.#isKnown(instanceId, generation)) ? true : undefined), 20_000);
     // Killed by the operator, it is not drained, unless by the guard before.
