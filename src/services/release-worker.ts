@@ -46,6 +46,8 @@ export class ReleaseWorker implements AsyncDisposable {
   readonly #deps: ReleaseDeps;
   readonly #stop = new AbortController();
   readonly #busy = new Map<string, Promise<void>>();
+  /** Lives of prefill instances of which a release was to find out whether they read. */
+  readonly #tried = new Map<string, number>();
   /** Decode instances whose queues are still to be looked at. */
   readonly #due = new Set<string>();
   #lookMs: number;
@@ -98,20 +100,28 @@ export class ReleaseWorker implements AsyncDisposable {
     }
   }
 
-  /** An idle prefill instance that is known to read from decode instances like this one. */
+  /**
+   * An idle prefill instance that is known to read from decode instances like this one. Where too much is pinned and none is
+   * known, one that was never asked: clients that never come back would fill the decode instance, and nobody found out.
+   */
   #carrierFor(owner: Instance): Instance | undefined {
     const group = compatGroup(owner);
     if (group === '' || !PROVEN_VERSIONS.test(owner.engine?.version ?? '')) return undefined;
-    return this.#deps.view
+    const like = this.#deps.view
       .snapshot()
-      .find(
-        (instance) =>
-          instance.role === Role.PREFILL &&
-          instance.state === InstanceState.READY &&
-          instance.kv?.bidirectional === 'on' &&
-          compatGroup(instance) === group &&
-          !this.#busy.has(instance.id),
-      );
+      .filter(({ role, state, kv }) => role === Role.PREFILL && state === InstanceState.READY && kv !== undefined)
+      .filter((instance) => compatGroup(instance) === group);
+    const readers = like.filter(({ kv }) => kv?.bidirectional === 'on');
+    const carriers =
+      readers.length > 0 || !this.#deps.pins.mayRelease(owner.id)
+        ? readers
+        : like.filter(
+            ({ id, kv, incarnation }) =>
+              kv?.bidirectional === 'auto' &&
+              kv.loadFailurePolicy !== 'recompute' &&
+              this.#tried.get(id) !== incarnation?.generation,
+          );
+    return carriers.find(({ id }) => !this.#busy.has(id));
   }
 
   async #work(owner: Instance, carrier: Instance): Promise<void> {
@@ -140,13 +150,16 @@ export class ReleaseWorker implements AsyncDisposable {
         return;
       }
       if (taken === undefined) return;
+      const isTrial = carrier.kv?.bidirectional === 'auto';
+      if (isTrial) this.#tried.set(carrier.id, carrier.incarnation?.generation ?? 0);
       const result = await this.#send(taken, owner, carrier);
+      if (isTrial && result === 'sent') this.#deps.view.noteBidirectional(carrier.id, 'on');
       this.#deps.observe(result);
       this.#deps.pins.noteReleased(owner.id, taken.handle?.remoteBlockIds?.groups[0]?.ids.length ?? 0);
       // Whatever came of it: it may have reached the engine.
       const options = { timeoutMs: STORE_MS };
       await this.#deps.store.commitClaim({ claimId: taken.claimId }, options).catch(() => undefined);
-      if (result === 'failed') return;
+      if (result === 'failed' || (isTrial && result === 'unusable')) return;
     }
   }
 
