@@ -43,11 +43,12 @@ const SCRIPTS = {
 
 const own = (path) => new RegExp(`/${path.replaceAll(/[/.]/g, '[/.]')}$`);
 
-/** undici loads all that it has with its index; baton needs two of its classes, and gets no other name here. */
+/** undici loads all that it has with its index; baton needs three of its classes, and gets no other name here. */
 const UNDICI = `
 import Dispatcher from './lib/dispatcher/dispatcher.js';
 import api from './lib/api/index.js';
 Object.assign(Dispatcher.prototype, api);
+export { default as Agent } from './lib/dispatcher/agent.js';
 export { default as Client } from './lib/dispatcher/client.js';
 export { default as Pool } from './lib/dispatcher/pool.js';`;
 

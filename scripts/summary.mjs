@@ -12,8 +12,10 @@ function countsOf(file) {
     return { passed: 0, failed: 1, skipped: 0 };
   }
   const { numPassedTests: passed, numFailedTests, numPendingTests, numTodoTests = 0, success } = result;
-  // A file that does not load, or an error outside of any test, has no failed test of its own.
-  const failed = success ? numFailedTests : Math.max(numFailedTests, 1);
+  // A file that does not load, or an error outside of any test, has no failed test of its own; nor has a run that broke
+  // before its first test.
+  const isWhole = success && passed + numPendingTests + numTodoTests > 0;
+  const failed = isWhole ? numFailedTests : Math.max(numFailedTests, 1);
   return { passed, failed, skipped: numPendingTests + numTodoTests };
 }
 

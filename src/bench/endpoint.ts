@@ -1,4 +1,4 @@
-import { type Dispatcher, request } from 'undici';
+import type { Dispatcher } from 'undici';
 import { memberOf, textOf } from './json.ts';
 import { messageOf } from './send.ts';
 
@@ -18,10 +18,13 @@ export async function findModel(endpoint: Endpoint, wanted: string | undefined, 
   let served: readonly string[] | string;
   try {
     const timeout = AbortSignal.timeout(MODELS_TIMEOUT_MS);
-    const reply = await request(`${baseUrl}/v1/models`, {
+    const { origin, pathname } = new URL(`${baseUrl}/v1/models`);
+    const reply = await dispatcher.request({
+      origin,
+      path: pathname,
+      method: 'GET',
       headers,
       signal: AbortSignal.any([signal, timeout]),
-      dispatcher,
     });
     const text = await reply.body.text();
     served = reply.statusCode === 200 ? modelsOf(text) : `${baseUrl}/v1/models answers with status ${reply.statusCode}`;

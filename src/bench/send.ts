@@ -1,5 +1,4 @@
 import type { Dispatcher } from 'undici';
-import { request } from 'undici';
 import { eventData, SseSplitter } from '../core/sse.ts';
 import { memberOf, numberOf, textOf } from './json.ts';
 
@@ -45,12 +44,14 @@ export async function send(call: Call, signal: AbortSignal): Promise<Sample> {
   let plan: string | undefined;
   let error: string | undefined;
   try {
-    const reply = await request(call.url, {
+    const { origin, pathname, search } = new URL(call.url);
+    const reply = await call.dispatcher.request({
+      origin,
+      path: pathname + search,
       method: 'POST',
       headers: { 'content-type': 'application/json', ...call.headers },
       body: JSON.stringify(call.body),
       signal: AbortSignal.any([signal, AbortSignal.timeout(call.timeoutMs)]),
-      dispatcher: call.dispatcher,
     });
     const told = reply.headers['x-baton-plan'];
     plan = typeof told === 'string' ? told : undefined;
