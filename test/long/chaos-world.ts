@@ -1,6 +1,7 @@
 import { mkdtemp, rename, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { InstanceState } from '../../gen/baton/v1/instance_pb.ts';
 import { connectRemote, type RemoteServices } from '../../src/rpc/clients.ts';
 import type { SimOptions } from '../../src/sim/options.ts';
 import { type Sim, startSim } from '../../src/sim/start-sim.ts';
@@ -106,7 +107,9 @@ export class ChaosWorld implements AsyncDisposable {
 
   /** Engines that are out of use because their cache may be poisoned. */
   async distrusted(): Promise<readonly Sim[]> {
-    const { instances } = await this.remote.poolRegistry.listInstances({ pageSize: 100 });
+    // Also those whose drain has ended, which are GONE and are not listed unless they are asked for.
+    const states = [InstanceState.READY, InstanceState.SUSPECT, InstanceState.DRAINING, InstanceState.GONE];
+    const { instances } = await this.remote.poolRegistry.listInstances({ pageSize: 100, filter: { states } });
     const ids = new Set(instances.filter(({ stateReason }) => stateReason === 'late_read').map(({ id }) => id));
     return this.engines.filter((sim) => ids.has(hostOf(sim)));
   }
